@@ -58,10 +58,21 @@ type identityAccessor struct {
 
 func newAccessor(set *Set, key client.ObjectKey, lease *fence.Term) *identityAccessor {
 	now := time.Now()
-	a := &identityAccessor{key: key, set: set, lease: lease, term: lease, tasks: workpool.TaskGroup{Parent: &set.tasks},
-		done: make(chan struct{}), machine: lifecycle.New(&set.lifecycle, now, rand.Float64()),
-		watches: watches.Registry{Extension: key, Scheme: set.options.Scheme, Logger: set.options.Logger,
-			Metrics: set.options.Metrics}}
+	a := &identityAccessor{
+		key:     key,
+		set:     set,
+		lease:   lease,
+		term:    lease,
+		tasks:   workpool.TaskGroup{Parent: &set.tasks},
+		done:    make(chan struct{}),
+		machine: lifecycle.New(&set.lifecycle, now, rand.Float64()),
+		watches: watches.Registry{
+			Extension: key,
+			Scheme:    set.options.Scheme,
+			Logger:    set.options.Logger,
+			Metrics:   set.options.Metrics,
+		},
+	}
 	if set.options.ReplicasShare {
 		set.options.Metrics.Took()
 		a.term, a.endTerm = term.Join(lease)
@@ -74,8 +85,12 @@ func newAccessor(set *Set, key client.ObjectKey, lease *fence.Term) *identityAcc
 		}
 	}
 	first := a.machine.Snapshot(now, lifecycle.Observed{})
-	a.published.Store(&snapshot{phase: first.Phase, reason: first.Reason, since: first.Since,
-		err: &connstate.NotConnectedError{Extension: key, Reason: first.Reason, Since: first.DisconnectedSince}})
+	a.published.Store(&snapshot{
+		phase:  first.Phase,
+		reason: first.Reason,
+		since:  first.Since,
+		err:    &connstate.NotConnectedError{Extension: key, Reason: first.Reason, Since: first.DisconnectedSince},
+	})
 	return a
 }
 
@@ -158,8 +173,11 @@ func (a *identityAccessor) stepAsync(event lifecycle.Event) {
 // due. reconcile returns the delay after which the caller must call reconcile again. The delay is 0
 // if the next call follows a wake only.
 func (a *identityAccessor) reconcile(object client.Object, resolution identity.Resolution, err error) time.Duration {
-	event := lifecycle.Resolved{Generation: object.GetGeneration(), Resolution: resolutionOf(object, resolution),
-		Err: err}
+	event := lifecycle.Resolved{
+		Generation: object.GetGeneration(),
+		Resolution: resolutionOf(object, resolution),
+		Err:        err,
+	}
 	payload := eventPayload{resolution: resolution}
 	a.mu.Lock()
 	a.object = object
@@ -194,9 +212,16 @@ func ObjectVersion(object client.Object) string {
 }
 
 func resolutionOf(object client.Object, r identity.Resolution) lifecycle.Resolution {
-	resolution := lifecycle.Resolution{Key: r.Key, Version: r.Version, Source: r.Source,
-		ServiceAccount: r.ServiceAccount, KeepCurrent: r.KeepCurrent, Impersonated: r.Impersonated, Expected: r.Expected,
-		Reference: r.Reference.Name}
+	resolution := lifecycle.Resolution{
+		Key:            r.Key,
+		Version:        r.Version,
+		Source:         r.Source,
+		ServiceAccount: r.ServiceAccount,
+		KeepCurrent:    r.KeepCurrent,
+		Impersonated:   r.Impersonated,
+		Expected:       r.Expected,
+		Reference:      r.Reference.Name,
+	}
 	if r.Reference.WholeObject {
 		resolution.ObjectVersion = ObjectVersion(object)
 	}

@@ -121,8 +121,12 @@ func newReviewer(t testing.TB) *reviewer {
 			reason := map[int]metav1.StatusReason{401: metav1.StatusReasonUnauthorized, 403: metav1.StatusReasonForbidden,
 				500: metav1.StatusReasonInternalError}[status]
 			_ = json.NewEncoder(w).
-				Encode(metav1.Status{TypeMeta: metav1.TypeMeta{Kind: "Status", APIVersion: "v1"},
-					Status: metav1.StatusFailure, Code: int32(status), Reason: reason})
+				Encode(metav1.Status{
+					TypeMeta: metav1.TypeMeta{Kind: "Status", APIVersion: "v1"},
+					Status:   metav1.StatusFailure,
+					Code:     int32(status),
+					Reason:   reason,
+				})
 			return
 		}
 		_ = json.NewEncoder(w).Encode(authenticationv1.SelfSubjectReview{
@@ -184,8 +188,14 @@ func drive(t testing.TB, url string, probes connstate.ProbeOptions, backoff wait
 
 func driveFenced(t testing.TB, url string, probes connstate.ProbeOptions, backoff wait.Backoff,
 	f *fence.Fence) *driver {
-	d := &driver{t: t, fence: f, wake: make(chan client.ObjectKey, 1000), tokens: map[string]string{},
-		uidSuffixes: map[string]string{}, others: map[string]bool{}}
+	d := &driver{
+		t:           t,
+		fence:       f,
+		wake:        make(chan client.ObjectKey, 1000),
+		tokens:      map[string]string{},
+		uidSuffixes: map[string]string{},
+		others:      map[string]bool{},
+	}
 	var err error
 	d.resolver, err = credential.FromRESTConfigMapper(func(_ context.Context, object client.Object,
 		base *rest.Config) (*rest.Config, error) {
@@ -203,8 +213,10 @@ func driveFenced(t testing.TB, url string, probes connstate.ProbeOptions, backof
 		leads = f.Open
 	}
 	d.Set = NewSet(Options{
-		Scheme: scheme.Scheme, Client: testClient(),
-		HealthProbe: probes.WithDefaults(), ConnectBackoff: backoff,
+		Scheme:         scheme.Scheme,
+		Client:         testClient(),
+		HealthProbe:    probes.WithDefaults(),
+		ConnectBackoff: backoff,
 		Logger: funcr.New(func(_, args string) {
 			if _, rest, ok := strings.Cut(args, `"msg"="Not connected"`); ok {
 				_, reason, _ := strings.Cut(rest, `"reason"="`)
@@ -345,10 +357,18 @@ func disconnectedFor(reason connstate.Reason) func(State) bool {
 var errDown = errors.New("down")
 
 var (
-	fastProbes = connstate.ProbeOptions{Interval: 20 * time.Millisecond, IdentityInterval: 20 * time.Millisecond,
-		Timeout: 2 * time.Second, FailureThreshold: 3}
-	rareProbes = connstate.ProbeOptions{Interval: time.Hour, IdentityInterval: time.Hour, Timeout: 2 * time.Second,
-		FailureThreshold: 3}
+	fastProbes = connstate.ProbeOptions{
+		Interval:         20 * time.Millisecond,
+		IdentityInterval: 20 * time.Millisecond,
+		Timeout:          2 * time.Second,
+		FailureThreshold: 3,
+	}
+	rareProbes = connstate.ProbeOptions{
+		Interval:         time.Hour,
+		IdentityInterval: time.Hour,
+		Timeout:          2 * time.Second,
+		FailureThreshold: 3,
+	}
 	noRetry        = wait.Backoff{Duration: time.Hour, Steps: 1}
 	immediateRetry = wait.Backoff{Duration: 10 * time.Millisecond, Steps: 1}
 )
@@ -383,8 +403,10 @@ func TestLateConnectChangesNothing(t *testing.T) {
 	conn := connection.New(d.life, &d.tasks, &d.connections, connection.Extension{Key: a.key}, 7,
 		late.membership.Target, late.credential, connection.Observers{})
 	conn.SetIdentity(connstate.Identity{Username: "old"})
-	a.step(lifecycle.AttemptFinished{Attempt: late.Attempt,
-		Answer: lifecycle.Answer{Verdict: healthprobe.Valid, Identity: conn.Identity()}}, eventPayload{conn: conn})
+	a.step(lifecycle.AttemptFinished{
+		Attempt: late.Attempt,
+		Answer:  lifecycle.Answer{Verdict: healthprobe.Valid, Identity: conn.Identity()},
+	}, eventPayload{conn: conn})
 	g.Eventually(conn.Err).Should(MatchError(connstate.ErrNotConnected), "a connection that is not published is closed")
 	current, _ := d.At(a.key).State()
 	g.Expect(current.Identity).To(Equal(state.Identity))
@@ -513,8 +535,12 @@ func TestUnauthorizedElsewhere(t *testing.T) {
 	g := NewWithT(t)
 	r := newReviewer(t)
 	d := drive(t, r.URL,
-		connstate.ProbeOptions{Interval: 200 * time.Millisecond, IdentityInterval: time.Hour, Timeout: time.Second,
-			FailureThreshold: 3}, noRetry)
+		connstate.ProbeOptions{
+			Interval:         200 * time.Millisecond,
+			IdentityInterval: time.Hour,
+			Timeout:          time.Second,
+			FailureThreshold: 3,
+		}, noRetry)
 	d.extension("red", "token")
 	d.eventually("red", connectedAs("user-of-token"))
 	config, err := d.At(client.ObjectKey{Name: "red"}).GetRESTConfig(t.Context())
@@ -542,9 +568,12 @@ func TestSilentTarget(t *testing.T) {
 	g := NewWithT(t)
 	r := newReviewer(t)
 	d := drive(t, r.URL,
-		connstate.ProbeOptions{Interval: 50 * time.Millisecond, IdentityInterval: time.Hour,
+		connstate.ProbeOptions{
+			Interval:         50 * time.Millisecond,
+			IdentityInterval: time.Hour,
 			Timeout:          100 * time.Millisecond,
-			FailureThreshold: 3}, noRetry)
+			FailureThreshold: 3,
+		}, noRetry)
 	names := []string{"red", "green", "blue", "yellow", "violet", "grey"}
 	for _, name := range names {
 		d.extension(name, name)
@@ -730,8 +759,12 @@ func TestReconcileDuringShutdown(t *testing.T) {
 		s.Reconcile(object, resolution, nil, nil)
 	}
 	s = NewSet(Options{
-		Scheme: scheme.Scheme, Client: testClient(),
-		HealthProbe: rareProbes.WithDefaults(), ConnectBackoff: noRetry, Logger: logr.Discard(), Wake: func(
+		Scheme:         scheme.Scheme,
+		Client:         testClient(),
+		HealthProbe:    rareProbes.WithDefaults(),
+		ConnectBackoff: noRetry,
+		Logger:         logr.Discard(),
+		Wake: func(
 			client.ObjectKey) {
 		},
 		Changed: func(object client.Object) {

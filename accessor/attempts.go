@@ -39,11 +39,23 @@ type attempt struct {
 // newAttemptLocked returns the attempt that CreateAttempt describes.
 func (a *identityAccessor) newAttemptLocked(e lifecycle.CreateAttempt) *attempt {
 	ctx, cancel := context.WithCancel(a.set.life)
-	return &attempt{CreateAttempt: e, accessor: a, ctx: ctx, cancel: cancel, createdAt: time.Now(),
-		extension: connection.Extension{Key: a.key, UID: a.object.GetUID(), Term: a.term,
-			TermReason: a.set.lifecycle.LeaseReason(), Requests: a.requests},
+	return &attempt{
+		CreateAttempt: e,
+		accessor:      a,
+		ctx:           ctx,
+		cancel:        cancel,
+		createdAt:     time.Now(),
+		extension: connection.Extension{
+			Key:        a.key,
+			UID:        a.object.GetUID(),
+			Term:       a.term,
+			TermReason: a.set.lifecycle.LeaseReason(),
+			Requests:   a.requests,
+		},
 		credential: a.credentials.get(e.Credential),
-		membership: a.membership, conn: a.conn}
+		membership: a.membership,
+		conn:       a.conn,
+	}
 }
 
 // submit passes the attempt to the pool, which runs it.
@@ -234,8 +246,12 @@ func (a asking) once(ctx context.Context, conn *connection.Connection,
 	limited := *httpClient
 	limited.Transport = untrusted.Limit(httpClient.Transport)
 	got := healthprobe.Ask(ctx, config, &limited, a.timeout)
-	answer = lifecycle.Answer{Verdict: got.Verdict, Identity: connstate.Identity(got.Identity), Err: got.Err,
-		RetryAfter: got.RetryAfter}
+	answer = lifecycle.Answer{
+		Verdict:    got.Verdict,
+		Identity:   connstate.Identity(got.Identity),
+		Err:        got.Err,
+		RetryAfter: got.RetryAfter,
+	}
 	switch {
 	case got.Err == nil:
 	case !lifecycle.WasSent(got.Err):

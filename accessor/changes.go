@@ -20,8 +20,14 @@ type comparedState struct {
 
 // compared returns what subscribers must know of the state.
 func (s *State) compared() comparedState {
-	c := comparedState{Snapshot: s.Snapshot, uid: s.UID, message: connstate.ErrorText(s.Err),
-		probeError: connstate.ErrorText(s.Health.LastError), target: s.Target, tokenExpires: s.TokenExpires}
+	c := comparedState{
+		Snapshot:     s.Snapshot,
+		uid:          s.UID,
+		message:      connstate.ErrorText(s.Err),
+		probeError:   connstate.ErrorText(s.Health.LastError),
+		target:       s.Target,
+		tokenExpires: s.TokenExpires,
+	}
 	c.Health = connstate.Health{ConsecutiveFailures: s.Health.ConsecutiveFailures}
 	c.Err, c.LastSuccess, c.Proven, c.Credential = nil, time.Time{}, false, 0
 	return c

@@ -36,8 +36,12 @@ func (a *identityAccessor) commitLocked(effect lifecycle.Effect, payload eventPa
 		if e.Phase == connstate.PhaseConnected {
 			next.conn = payload.conn
 		} else {
-			next.err = &connstate.NotConnectedError{Extension: a.key, Reason: e.Reason, Since: e.DisconnectedSince,
-				Err: e.Cause}
+			next.err = &connstate.NotConnectedError{
+				Extension: a.key,
+				Reason:    e.Reason,
+				Since:     e.DisconnectedSince,
+				Err:       e.Cause,
+			}
 		}
 		a.published.Store(next)
 	case lifecycle.EndConnection:

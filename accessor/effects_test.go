@@ -40,9 +40,12 @@ func (c *countingCredential) Discard(before time.Time) { c.discarded = before }
 // effects at once, after effects without the lock.
 func TestEffectsOnSecrets(t *testing.T) {
 	g := NewWithT(t)
-	set := NewSet(Options{HealthProbe: connstate.ProbeOptions{}.WithDefaults(), ConnectBackoff: noRetry,
-		Logger: logr.Discard(),
-		Client: ClientOptions{Config: rest.Config{Timeout: time.Hour}}})
+	set := NewSet(Options{
+		HealthProbe:    connstate.ProbeOptions{}.WithDefaults(),
+		ConnectBackoff: noRetry,
+		Logger:         logr.Discard(),
+		Client:         ClientOptions{Config: rest.Config{Timeout: time.Hour}},
+	})
 	defer set.end(nil)
 	a := newAccessor(set, client.ObjectKey{Name: "red"}, nil)
 	membership, err := set.shared.targets.Join(&rest.Config{Host: "https://here:6443"}, nil, &targets.Policy{})
@@ -86,15 +89,27 @@ func TestEffectsOnSecrets(t *testing.T) {
 func TestResolutionOf(t *testing.T) {
 	g := NewWithT(t)
 	object := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Generation: 7, ResourceVersion: "8"}}
-	got := resolutionOf(object, identity.Resolution{Key: "key", Version: "version", Source: "source", KeepCurrent: true,
+	got := resolutionOf(object, identity.Resolution{
+		Key:            "key",
+		Version:        "version",
+		Source:         "source",
+		KeepCurrent:    true,
 		Impersonated:   true,
 		Reference:      identity.Reference{Name: "reference"},
-		ServiceAccount: types.NamespacedName{Name: "sa"}, Expected: connstate.Identity{Username: "user"}})
+		ServiceAccount: types.NamespacedName{Name: "sa"},
+		Expected:       connstate.Identity{Username: "user"},
+	})
 	g.Expect(got).
-		To(Equal(lifecycle.Resolution{Key: "key", Version: "version", Source: "source", KeepCurrent: true,
+		To(Equal(lifecycle.Resolution{
+			Key:            "key",
+			Version:        "version",
+			Source:         "source",
+			KeepCurrent:    true,
 			Impersonated:   true,
 			Reference:      "reference",
-			ServiceAccount: types.NamespacedName{Name: "sa"}, Expected: connstate.Identity{Username: "user"}}))
+			ServiceAccount: types.NamespacedName{Name: "sa"},
+			Expected:       connstate.Identity{Username: "user"},
+		}))
 	mapped := identity.Resolution{Reference: identity.Reference{WholeObject: true}}
 	g.Expect(resolutionOf(object, mapped).ObjectVersion).To(Equal("7"), "only the whole object tells")
 	object.Generation = 0

@@ -31,8 +31,10 @@ type notificationRecorder struct {
 func newNotificationRecorder() *notificationRecorder {
 	n := &notificationRecorder{entered: make(chan struct{}), proceed: make(chan struct{})}
 	n.Set = NewSet(Options{
-		HealthProbe: connstate.ProbeOptions{}.WithDefaults(), ConnectBackoff: noRetry, Logger: logr.Discard(),
-		Wake: func(client.ObjectKey) {},
+		HealthProbe:    connstate.ProbeOptions{}.WithDefaults(),
+		ConnectBackoff: noRetry,
+		Logger:         logr.Discard(),
+		Wake:           func(client.ObjectKey) {},
 		Changed: func(object client.Object) {
 			n.entered <- struct{}{}
 			<-n.proceed

@@ -76,9 +76,12 @@ func messageHas(text string) func(State) bool {
 }
 
 // shortInterval lets a newer credential be tried again after a millisecond.
-var shortInterval = connstate.ProbeOptions{Interval: time.Millisecond, IdentityInterval: time.Hour,
+var shortInterval = connstate.ProbeOptions{
+	Interval:         time.Millisecond,
+	IdentityInterval: time.Hour,
 	Timeout:          5 * time.Second,
-	FailureThreshold: 3}
+	FailureThreshold: 3,
+}
 
 // connected returns the connection of an extension.
 func (d *driver) connected(name string) (*connection.Connection, error) {
@@ -331,7 +334,8 @@ func TestAnswersOfForeignServers(t *testing.T) {
 	r.answers(func(string) (int, authenticationv1.UserInfo) {
 		return http.StatusCreated,
 			authenticationv1.UserInfo{
-				Username: "red", Extra: map[string]authenticationv1.ExtraValue{"x": {strings.Repeat("x", 2*64<<10)}},
+				Username: "red",
+				Extra:    map[string]authenticationv1.ExtraValue{"x": {strings.Repeat("x", 2*64<<10)}},
 			}
 	})
 	d.extension("endless", "token")

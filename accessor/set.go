@@ -76,13 +76,27 @@ func NewSet(options Options) *Set {
 		options.States = &statechanges.Hub{}
 	}
 	return &Set{
-		registry: registry{byKey: xsync.NewMap[client.ObjectKey, *identityAccessor](),
-			notOwned: xsync.NewMap[client.ObjectKey, types.UID](), leads: options.Leads,
-			checkKey: options.CheckKey, replicasShare: options.ReplicasShare},
-		options: &options, life: life, end: end, shared: shared, attempts: shared.pool.Share(),
-		connections: connection.Options{Scheme: options.Scheme, Cache: options.Cache, Client: options.Client,
-			RBACWatcher: options.RBACWatcher, Logger: options.Logger, TracerProvider: options.Tracer.Provider(),
-			Fenced: options.Metrics.Fenced},
+		registry: registry{
+			byKey:         xsync.NewMap[client.ObjectKey, *identityAccessor](),
+			notOwned:      xsync.NewMap[client.ObjectKey, types.UID](),
+			leads:         options.Leads,
+			checkKey:      options.CheckKey,
+			replicasShare: options.ReplicasShare,
+		},
+		options:  &options,
+		life:     life,
+		end:      end,
+		shared:   shared,
+		attempts: shared.pool.Share(),
+		connections: connection.Options{
+			Scheme:         options.Scheme,
+			Cache:          options.Cache,
+			Client:         options.Client,
+			RBACWatcher:    options.RBACWatcher,
+			Logger:         options.Logger,
+			TracerProvider: options.Tracer.Provider(),
+			Fenced:         options.Metrics.Fenced,
+		},
 		lifecycle: lifecycle.Config{
 			Probe:         options.HealthProbe,
 			Backoff:       options.ConnectBackoff,
@@ -137,8 +151,12 @@ func (s *Set) metricsSnapshot() metrics.Snapshot {
 			}
 		}
 		if s.options.PerExtension {
-			p.Extensions = append(p.Extensions, metrics.Extension{Namespace: a.key.Namespace, Name: a.key.Name,
-				Connected: published.conn != nil, LastSuccess: a.state().Health.LastProbeSuccessTime})
+			p.Extensions = append(p.Extensions, metrics.Extension{
+				Namespace:   a.key.Namespace,
+				Name:        a.key.Name,
+				Connected:   published.conn != nil,
+				LastSuccess: a.state().Health.LastProbeSuccessTime,
+			})
 		}
 	})
 	return p

@@ -125,15 +125,26 @@ func (f *fixtures) createShared(ctx context.Context) error {
 	}
 	meta := metav1.ObjectMeta{Name: "bench-tenants"}
 	for _, object := range []client.Object{
-		&rbacv1.ClusterRole{ObjectMeta: meta, Rules: []rbacv1.PolicyRule{
-			{APIGroups: []string{""}, Resources: []string{"configmaps", "podtemplates", "limitranges"},
-				Verbs: []string{"get", "list", "watch"}},
-			{NonResourceURLs: []string{"/"}, Verbs: []string{"get"}}, // what Cluster API probes
-		}},
-		&rbacv1.ClusterRoleBinding{ObjectMeta: meta,
-			RoleRef: rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: meta.Name},
-			Subjects: []rbacv1.Subject{{APIGroup: rbacv1.GroupName, Kind: "Group",
-				Name: "system:serviceaccounts:" + peer.Namespace}}},
+		&rbacv1.ClusterRole{
+			ObjectMeta: meta,
+			Rules: []rbacv1.PolicyRule{
+				{
+					APIGroups: []string{""},
+					Resources: []string{"configmaps", "podtemplates", "limitranges"},
+					Verbs:     []string{"get", "list", "watch"},
+				},
+				{NonResourceURLs: []string{"/"}, Verbs: []string{"get"}}, // what Cluster API probes
+			},
+		},
+		&rbacv1.ClusterRoleBinding{
+			ObjectMeta: meta,
+			RoleRef:    rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: meta.Name},
+			Subjects: []rbacv1.Subject{{
+				APIGroup: rbacv1.GroupName,
+				Kind:     "Group",
+				Name:     "system:serviceaccounts:" + peer.Namespace,
+			}},
+		},
 	} {
 		if err := f.admin.Create(ctx, object); err != nil {
 			return errors.WithStack(err)
@@ -155,8 +166,10 @@ func (f *fixtures) createShared(ctx context.Context) error {
 // createTenant creates a ServiceAccount, and what names it: an extension, and for all peers a
 // Cluster with a kubeconfig.
 func (f *fixtures) createTenant(ctx context.Context, tenant int, all bool) error {
-	account := &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Namespace: peer.Namespace,
-		Name: peer.Name(tenant)}}
+	account := &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{
+		Namespace: peer.Namespace,
+		Name:      peer.Name(tenant),
+	}}
 	if err := f.admin.Create(ctx, account); err != nil {
 		return errors.WithStack(err)
 	}
@@ -173,8 +186,11 @@ func (f *fixtures) createTenant(ctx context.Context, tenant int, all bool) error
 		return err
 	}
 	if err := f.admin.Create(ctx, &corev1.Secret{
-		ObjectMeta: metav1.ObjectMeta{Namespace: peer.Namespace, Name: account.Name + "-kubeconfig",
-			Labels: map[string]string{v1beta2.ClusterNameLabel: account.Name}},
+		ObjectMeta: metav1.ObjectMeta{
+			Namespace: peer.Namespace,
+			Name:      account.Name + "-kubeconfig",
+			Labels:    map[string]string{v1beta2.ClusterNameLabel: account.Name},
+		},
 		Data: map[string][]byte{"value": kubeconfig}}); err != nil {
 		return errors.WithStack(err)
 	}
@@ -193,9 +209,11 @@ func (f *fixtures) createNamespace(ctx context.Context, tenant int) error {
 	for _, object := range []client.Object{
 		&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name}},
 		&rbacv1.ClusterRole{ObjectMeta: metav1.ObjectMeta{Name: name}, Rules: stage.RulesOfKinds()},
-		&rbacv1.RoleBinding{ObjectMeta: metav1.ObjectMeta{Namespace: name, Name: "tenant"},
-			RoleRef:  rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: name},
-			Subjects: []rbacv1.Subject{{Kind: rbacv1.ServiceAccountKind, Namespace: peer.Namespace, Name: name}}},
+		&rbacv1.RoleBinding{
+			ObjectMeta: metav1.ObjectMeta{Namespace: name, Name: "tenant"},
+			RoleRef:    rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: name},
+			Subjects:   []rbacv1.Subject{{Kind: rbacv1.ServiceAccountKind, Namespace: peer.Namespace, Name: name}},
+		},
 	} {
 		if err := f.admin.Create(ctx, object); err != nil {
 			return errors.WithStack(err)

@@ -15,8 +15,11 @@ import (
 
 func TestCondition(t *testing.T) {
 	forbidden := apierrors.NewForbidden(schema.GroupResource{Resource: "secrets"}, "", errors.New("no"))
-	notConnected := &NotConnectedError{Extension: client.ObjectKey{Name: "red"}, Reason: ReasonUnreachable,
-		Err: forbidden}
+	notConnected := &NotConnectedError{
+		Extension: client.ObjectKey{Name: "red"},
+		Reason:    ReasonUnreachable,
+		Err:       forbidden,
+	}
 	noToken := &NoTokenError{ServiceAccount: types.NamespacedName{Namespace: "ns", Name: "sa"}, Err: forbidden}
 	for name, tc := range map[string]struct {
 		err     error
@@ -34,8 +37,13 @@ func TestCondition(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			g := NewWithT(t)
 			condition := Condition(tc.err, 7)
-			g.Expect(condition).To(Equal(metav1.Condition{Type: ConditionConnected, Status: tc.status, Reason: tc.reason,
-				Message: tc.message, ObservedGeneration: 7}))
+			g.Expect(condition).To(Equal(metav1.Condition{
+				Type:               ConditionConnected,
+				Status:             tc.status,
+				Reason:             tc.reason,
+				Message:            tc.message,
+				ObservedGeneration: 7,
+			}))
 			var conditions []metav1.Condition
 			g.Expect(meta.SetStatusCondition(&conditions, condition)).To(BeTrue())
 			g.Expect(meta.SetStatusCondition(&conditions, Condition(tc.err, 7))).To(BeFalse(), "the same is no change")

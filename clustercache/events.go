@@ -87,8 +87,12 @@ type recordedEvent struct {
 
 // nextEvent returns the Event for the state, and whether that Event differs from the last.
 func nextEvent(state ConnectionState, last recordedEvent) (recordedEvent, bool) {
-	event := recordedEvent{uid: state.UID, kind: corev1.EventTypeWarning, reason: string(state.Reason),
-		epoch: state.Epoch}
+	event := recordedEvent{
+		uid:    state.UID,
+		kind:   corev1.EventTypeWarning,
+		reason: string(state.Reason),
+		epoch:  state.Epoch,
+	}
 	switch {
 	case state.Phase == PhaseConnected && state.Message != "":
 		event.reason = credentialNotUsed

@@ -77,9 +77,13 @@ func TestEventsAreLimited(t *testing.T) {
 		object := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: "red", UID: "a"}}
 		state, known := ConnectionState{UID: "a", Phase: PhaseConnected}, true
 		n := &noted{}
-		w := eventWriter{state: func(client.ObjectKey) (ConnectionState, bool) {
-			return state, known
-		}, recorder: n, records: map[client.ObjectKey]*eventRecord{}}
+		w := eventWriter{
+			state: func(client.ObjectKey) (ConnectionState, bool) {
+				return state, known
+			},
+			recorder: n,
+			records:  map[client.ObjectKey]*eventRecord{},
+		}
 		flap := func() {
 			for range 100 {
 				state.Epoch++

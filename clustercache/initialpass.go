@@ -27,8 +27,11 @@ type initialPass struct {
 }
 
 func newInitialPass() *initialPass {
-	return &initialPass{done: make(chan struct{}), waiting: map[client.ObjectKey]struct{}{},
-		past: map[client.ObjectKey]struct{}{}}
+	return &initialPass{
+		done:    make(chan struct{}),
+		waiting: map[client.ObjectKey]struct{}{},
+		past:    map[client.ObjectKey]struct{}{},
+	}
 }
 
 // found notes an extension.

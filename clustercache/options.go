@@ -41,8 +41,11 @@ var ClusterExtensionGVK = schema.GroupVersionKind{Group: "latchkey.dev", Version
 // extension without the field is not connected (InvalidReference). Guard the field with
 // config/admission-olm.
 func OLMClusterExtension() client.Object {
-	return newUnstructured(schema.GroupVersionKind{Group: "olm.operatorframework.io", Version: "v1",
-		Kind: "ClusterExtension"})
+	return newUnstructured(schema.GroupVersionKind{
+		Group:   "olm.operatorframework.io",
+		Version: "v1",
+		Kind:    "ClusterExtension",
+	})
 }
 
 func newUnstructured(gvk schema.GroupVersionKind) *unstructured.Unstructured {
@@ -233,8 +236,12 @@ func (o *Options) validate() error {
 // request.
 func (o *Options) validateCacheOptions() error {
 	trial, err := scopedcache.New(&rest.Config{},
-		cache.Options{HTTPClient: http.DefaultClient, Scheme: o.Scheme, Mapper: meta.NewDefaultRESTMapper(nil),
-			ByObject: o.Cache.ByObject})
+		cache.Options{
+			HTTPClient: http.DefaultClient,
+			Scheme:     o.Scheme,
+			Mapper:     meta.NewDefaultRESTMapper(nil),
+			ByObject:   o.Cache.ByObject,
+		})
 	if err != nil {
 		return err
 	}

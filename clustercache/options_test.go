@@ -27,10 +27,14 @@ func TestOptionsAreValidated(t *testing.T) {
 		"must not be negative":  {Client: ClientOptions{UserAgent: "x", Timeout: -1}},
 		"the least is 1 MiB":    {Client: ClientOptions{UserAgent: "x", MaxDiscoveryBytes: 64}},
 		"must be positive":      {Client: ClientOptions{UserAgent: "x"}, ConnectBackoff: wait.Backoff{Steps: 1}},
-		"there is an index": {Scheme: scheme.Scheme,
-			Cache: CacheOptions{Indexes: []CacheOptionsIndex{NodeProviderIDIndex, NodeProviderIDIndex}}},
-		"selects nothing": {Scheme: scheme.Scheme,
-			Cache: CacheOptions{ByObject: map[client.Object]cache.ByObject{&corev1.Pod{}: {Label: labels.Nothing()}}}},
+		"there is an index": {
+			Scheme: scheme.Scheme,
+			Cache:  CacheOptions{Indexes: []CacheOptionsIndex{NodeProviderIDIndex, NodeProviderIDIndex}},
+		},
+		"selects nothing": {
+			Scheme: scheme.Scheme,
+			Cache:  CacheOptions{ByObject: map[client.Object]cache.ByObject{&corev1.Pod{}: {Label: labels.Nothing()}}},
+		},
 	} {
 		NewWithT(t).Expect(options.validate()).To(MatchError(ContainSubstring(problem)))
 	}
@@ -45,8 +49,12 @@ func TestNodeProviderIDIndex(t *testing.T) {
 		To(Equal([]string{"cloud://1"}))
 	g.Expect(NodeProviderIDIndex.ExtractValue(&corev1.Node{})).To(BeEmpty())
 	g.Expect(NodeProviderIDIndex.ExtractValue(&corev1.Pod{})).To(BeEmpty())
-	options := Options{Client: ClientOptions{UserAgent: "x"}, ConnectBackoff: wait.Backoff{Duration: 1},
-		Scheme: scheme.Scheme, Cache: CacheOptions{Indexes: []CacheOptionsIndex{NodeProviderIDIndex}}}
+	options := Options{
+		Client:         ClientOptions{UserAgent: "x"},
+		ConnectBackoff: wait.Backoff{Duration: 1},
+		Scheme:         scheme.Scheme,
+		Cache:          CacheOptions{Indexes: []CacheOptionsIndex{NodeProviderIDIndex}},
+	}
 	g.Expect(options.validate()).To(Succeed())
 }
 

@@ -116,8 +116,12 @@ func TestResolveKeepsTheGuard(t *testing.T) {
 func TestBindingOf(t *testing.T) {
 	g := NewWithT(t)
 	resolver := &namesTwo{guarded: types.NamespacedName{Namespace: "ns", Name: "sa"}}
-	c := &clusterCache{scheme: scheme.Scheme, gvk: corev1.SchemeGroupVersion.WithKind("ConfigMap"),
-		goType: reflect.TypeFor[*corev1.ConfigMap](), referenceOf: resolver.Reference}
+	c := &clusterCache{
+		scheme:      scheme.Scheme,
+		gvk:         corev1.SchemeGroupVersion.WithKind("ConfigMap"),
+		goType:      reflect.TypeFor[*corev1.ConfigMap](),
+		referenceOf: resolver.Reference,
+	}
 	object := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: "red", UID: "uid"}}
 	binding, err := c.bindingOf(t.Context(), object)
 	g.Expect(err).NotTo(HaveOccurred())

@@ -29,9 +29,12 @@ const (
 
 // call calls a function of the host operator about an extension.
 func call(ctx context.Context, counts *metrics.Cache, what string, extension client.Object, f func() error) error {
-	caller := hostcode.Caller{Metrics: counts, Logger: func() logr.Logger {
-		return ctrl.LoggerFrom(ctx).WithValues("extension", klog.KObj(extension))
-	}}
+	caller := hostcode.Caller{
+		Metrics: counts,
+		Logger: func() logr.Logger {
+			return ctrl.LoggerFrom(ctx).WithValues("extension", klog.KObj(extension))
+		},
+	}
 	return caller.Call(what, f)
 }
 
@@ -104,8 +107,11 @@ func (r *reconciler) guard(ctx context.Context, object client.Object) (guarded t
 		return guarded, refused, notAllowedError{err}
 	case err != nil:
 		source := "serviceaccount " + named.String()
-		return guarded, identity.Resolution{ServiceAccount: named, Source: source,
-				Reference: identity.Reference{Name: source}},
+		return guarded, identity.Resolution{
+				ServiceAccount: named,
+				Source:         source,
+				Reference:      identity.Reference{Name: source},
+			},
 			notAllowedError{errors.WithMessagef(err, "acting as serviceaccount %s", named)}
 	}
 	return named, refused, nil

@@ -114,16 +114,35 @@ func (o *Options) setup(ctx context.Context, mgr manager.Manager, controllerOpti
 	hub := &extensionsource.Hub{Name: o.Name, Metrics: counts}
 	states := &statechanges.Hub{}
 	r.set = accessor.NewSet(accessor.Options{
-		CheckKey: checkKey(kind),
-		Scheme:   o.Scheme, Cache: o.Cache.connections(), Client: o.Client.connections(),
-		HealthProbe: connstate.ProbeOptions(o.HealthProbe), ConnectBackoff: o.ConnectBackoff,
-		PerExtension: o.Metrics.PerExtension, RBACWatcher: rbacWatcher,
-		Logger: logger, Metrics: counts, Tracer: tracer, Shared: shared, Leads: r.owner.leads(),
-		ReplicasShare: r.owner.shares(),
-		Wake:          r.wake, Changed: hub.Changed, States: states,
+		CheckKey:       checkKey(kind),
+		Scheme:         o.Scheme,
+		Cache:          o.Cache.connections(),
+		Client:         o.Client.connections(),
+		HealthProbe:    connstate.ProbeOptions(o.HealthProbe),
+		ConnectBackoff: o.ConnectBackoff,
+		PerExtension:   o.Metrics.PerExtension,
+		RBACWatcher:    rbacWatcher,
+		Logger:         logger,
+		Metrics:        counts,
+		Tracer:         tracer,
+		Shared:         shared,
+		Leads:          r.owner.leads(),
+		ReplicasShare:  r.owner.shares(),
+		Wake:           r.wake,
+		Changed:        hub.Changed,
+		States:         states,
 	})
-	cc := &clusterCache{set: r.set, initialPass: r.initialPass.done, metrics: counts, sources: hub, states: states,
-		scheme: r.scheme, gvk: kind.GroupVersionKind, goType: reflect.TypeOf(o.Object), referenceOf: resolver.Reference}
+	cc := &clusterCache{
+		set:         r.set,
+		initialPass: r.initialPass.done,
+		metrics:     counts,
+		sources:     hub,
+		states:      states,
+		scheme:      r.scheme,
+		gvk:         kind.GroupVersionKind,
+		goType:      reflect.TypeOf(o.Object),
+		referenceOf: resolver.Reference,
+	}
 	if o.EventRecorder != nil {
 		r.runAlongside = func(ctx context.Context) { cc.recordEvents(ctx, o.EventRecorder) }
 	}
@@ -173,10 +192,15 @@ func (o *Options) rbacWatcher(mgr manager.Manager, logger logr.Logger) (*scopedc
 		return nil, nil
 	}
 	watcher, err := scopedcache.NewRBACWatcher(o.Cluster.GetConfig(),
-		cache.Options{HTTPClient: o.Cluster.GetHTTPClient(), Scheme: o.Cluster.GetScheme(),
-			Mapper: o.Cluster.GetRESTMapper()},
-		scopedcache.Options{AccessReviewInterval: o.Cache.AccessReviewInterval,
-			Logger: logger})
+		cache.Options{
+			HTTPClient: o.Cluster.GetHTTPClient(),
+			Scheme:     o.Cluster.GetScheme(),
+			Mapper:     o.Cluster.GetRESTMapper(),
+		},
+		scopedcache.Options{
+			AccessReviewInterval: o.Cache.AccessReviewInterval,
+			Logger:               logger,
+		})
 	if err != nil {
 		return nil, err
 	}

@@ -91,13 +91,25 @@ type WatchState struct {
 // connectionStateOf returns the public form of a state.
 func connectionStateOf(state accessor.State) ConnectionState {
 	public := ConnectionState{
-		Extension: state.Extension, UID: state.UID, Created: state.Created, ObservedGeneration: state.Generation,
-		Phase: state.Phase, Since: state.Since, DisconnectedSince: state.DisconnectedSince, Reason: state.Reason,
-		Message:  connstate.ErrorText(state.Err),
-		Identity: Identity(state.Identity), Target: state.Target, Source: state.Source, Epoch: state.Epoch,
-		TokenExpires: state.TokenExpires, CredentialSince: state.CredentialSince,
-		Health: HealthCheckingState(state.Health), Healthy: state.Healthy, HealthSince: state.HealthSince,
-		Scopes: state.Scopes,
+		Extension:          state.Extension,
+		UID:                state.UID,
+		Created:            state.Created,
+		ObservedGeneration: state.Generation,
+		Phase:              state.Phase,
+		Since:              state.Since,
+		DisconnectedSince:  state.DisconnectedSince,
+		Reason:             state.Reason,
+		Message:            connstate.ErrorText(state.Err),
+		Identity:           Identity(state.Identity),
+		Target:             state.Target,
+		Source:             state.Source,
+		Epoch:              state.Epoch,
+		TokenExpires:       state.TokenExpires,
+		CredentialSince:    state.CredentialSince,
+		Health:             HealthCheckingState(state.Health),
+		Healthy:            state.Healthy,
+		HealthSince:        state.HealthSince,
+		Scopes:             state.Scopes,
 	}
 	for _, watch := range state.Watches {
 		public.Watches = append(public.Watches, watchStateOf(watch))

@@ -64,14 +64,24 @@ func (s ConnectionState) MarshalJSON() ([]byte, error) {
 		ProbeError:       connstate.ErrorText(s.Health.LastError),
 	}
 	for _, watch := range s.Watches {
-		form.Watches = append(form.Watches, watchJSON{Name: watch.Name, Kind: watch.Kind.String(),
-			Scope: watch.Scope.String(), Dependents: watch.Dependents})
+		form.Watches = append(form.Watches, watchJSON{
+			Name:       watch.Name,
+			Kind:       watch.Kind.String(),
+			Scope:      watch.Scope.String(),
+			Dependents: watch.Dependents,
+		})
 	}
 	for _, scope := range s.Scopes {
-		form.Scopes = append(form.Scopes, scopeJSON{Kind: scope.GVK.String(),
-			Representation: string(scope.Representation), Scope: scope.Scope.String(), State: string(scope.State),
-			Since: scope.Since, Error: connstate.ErrorText(scope.LastError), Objects: scope.Objects,
-			Dependents: scope.Dependents})
+		form.Scopes = append(form.Scopes, scopeJSON{
+			Kind:           scope.GVK.String(),
+			Representation: string(scope.Representation),
+			Scope:          scope.Scope.String(),
+			State:          string(scope.State),
+			Since:          scope.Since,
+			Error:          connstate.ErrorText(scope.LastError),
+			Objects:        scope.Objects,
+			Dependents:     scope.Dependents,
+		})
 	}
 	return json.Marshal(form)
 }

@@ -107,9 +107,14 @@ type WatcherOptions = TypedWatcherOptions[client.Object, ctrl.Request]
 // NewWatcher returns a Watcher. Watch returns an error if options are invalid.
 func NewWatcher[object client.Object, request comparable](options TypedWatcherOptions[object, request]) Watcher {
 	return watches.NewWatcher(watches.WatcherOptions[object, request]{
-		Name: options.Name, Watcher: options.Watcher, Kind: options.Kind, EventHandler: options.EventHandler,
-		Predicates: options.Predicates, Scope: options.Scope, Dependent: options.Dependent,
-		OnError: onError(options.OnError),
+		Name:         options.Name,
+		Watcher:      options.Watcher,
+		Kind:         options.Kind,
+		EventHandler: options.EventHandler,
+		Predicates:   options.Predicates,
+		Scope:        options.Scope,
+		Dependent:    options.Dependent,
+		OnError:      onError(options.OnError),
 	})
 }
 
@@ -149,9 +154,14 @@ type ContentWatchOptions = TypedContentWatchOptions[ctrl.Request]
 // NewContentWatch returns a ContentWatch. WatchContent returns an error if options are invalid.
 func NewContentWatch[request comparable](options TypedContentWatchOptions[request]) ContentWatch {
 	return watches.NewContentWatch(watches.ContentWatchOptions[request]{
-		Name: options.Name, Watcher: options.Watcher, Objects: options.Objects, EventHandler: options.EventHandler,
-		Predicates: options.Predicates, Scope: options.Scope, Dependent: options.Dependent,
-		OnError: onError(options.OnError),
+		Name:         options.Name,
+		Watcher:      options.Watcher,
+		Objects:      options.Objects,
+		EventHandler: options.EventHandler,
+		Predicates:   options.Predicates,
+		Scope:        options.Scope,
+		Dependent:    options.Dependent,
+		OnError:      onError(options.OnError),
 	})
 }
 
@@ -162,8 +172,13 @@ func onError(report func(context.Context, WatchError)) func(context.Context, wat
 	}
 	return func(ctx context.Context, err watches.WatchError) {
 		report(ctx, WatchError{
-			Extension: err.Extension, Name: err.Name, Kind: err.Kind, Scope: err.Scope, Identity: Identity(err.Identity),
-			State: err.State, Err: err.Err,
+			Extension: err.Extension,
+			Name:      err.Name,
+			Kind:      err.Kind,
+			Scope:     err.Scope,
+			Identity:  Identity(err.Identity),
+			State:     err.State,
+			Err:       err.Err,
 		})
 	}
 }

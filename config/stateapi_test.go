@@ -14,8 +14,12 @@ func TestStateAPIManifests(t *testing.T) {
 	own, err := StateAPIManifests(StateAPIOptions{})
 	g.Expect(err).NotTo(HaveOccurred())
 	g.Expect(own).To(Equal(Manifests(StateAPI)))
-	other, err := StateAPIManifests(StateAPIOptions{Group: "state.example.com", Namespace: "ns", Name: "mine",
-		ServiceAccount: "robot"})
+	other, err := StateAPIManifests(StateAPIOptions{
+		Group:          "state.example.com",
+		Namespace:      "ns",
+		Name:           "mine",
+		ServiceAccount: "robot",
+	})
 	g.Expect(err).NotTo(HaveOccurred())
 	g.Expect(other).NotTo(Or(ContainSubstring("latchkey-"), ContainSubstring("state.latchkey.dev")))
 	names := map[string]bool{}

@@ -67,8 +67,10 @@ func labelled(labels map[string]string) client.Object {
 
 func TestChoose(t *testing.T) {
 	g := NewWithT(t)
-	accounts := &provided{account: types.NamespacedName{Namespace: "ns", Name: "sa"},
-		reference: identity.Reference{Name: "serviceaccount ns/sa"}}
+	accounts := &provided{
+		account:   types.NamespacedName{Namespace: "ns", Name: "sa"},
+		reference: identity.Reference{Name: "serviceaccount ns/sa"},
+	}
 	mapped := &provided{reference: identity.Reference{WholeObject: true}}
 	resolver, err := Choose(byLabel, map[string]Provider{"accounts": accounts, "mapped": mapped}).
 		Bind(host{}, identity.Kind{}, nil, nil)
@@ -96,7 +98,8 @@ func TestChoose(t *testing.T) {
 	g.Expect(accounts.forgotten).To(Equal([]client.ObjectKey{red}))
 
 	for reason, labels := range map[error]map[string]string{
-		ErrInvalidReference: {"provider": "unknown"}, ErrNotAllowed: {"refuse": "yes"},
+		ErrInvalidReference: {"provider": "unknown"},
+		ErrNotAllowed:       {"refuse": "yes"},
 	} {
 		_, err := resolver.Resolve(t.Context(), labelled(labels))
 		g.Expect(err).To(MatchError(reason))
@@ -144,7 +147,8 @@ func TestChooseThatCannotWork(t *testing.T) {
 		`"x" of Choose is nil`:  Choose(byLabel, map[string]Provider{"x": nil}),
 		`"x" of Choose: cannot`: Choose(byLabel, map[string]Provider{"x": &provided{bindErr: errors.New("cannot")}}),
 		"must be empty": ServiceAccountTokens(ServiceAccountOptions{
-			NamePath: "x", Reference: accountByLabel,
+			NamePath:  "x",
+			Reference: accountByLabel,
 		}),
 		"NamePath must be empty": Impersonation(ImpersonationOptions{NamePath: "x", Reference: accountByLabel}),
 		"Choose: Reference returns th": Choose(byLabel,

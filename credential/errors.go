@@ -59,8 +59,12 @@ func (e *NoTokenError) Error() string {
 // Status makes the error a 503 for package apierrors. Err may have the status of a TokenRequest,
 // which says nothing about the object that the caller wants.
 func (e *NoTokenError) Status() metav1.Status {
-	return metav1.Status{Status: metav1.StatusFailure, Code: http.StatusServiceUnavailable,
-		Reason: metav1.StatusReasonServiceUnavailable, Message: e.Error()}
+	return metav1.Status{
+		Status:  metav1.StatusFailure,
+		Code:    http.StatusServiceUnavailable,
+		Reason:  metav1.StatusReasonServiceUnavailable,
+		Message: e.Error(),
+	}
 }
 
 // Unwrap returns the cause.

@@ -53,7 +53,9 @@ func ExampleChoose() {
 				"kubeconfig": credential.KubeconfigSecrets(credential.KubeconfigOptions{
 					Reference: func(object client.Object) (credential.SecretReference, error) {
 						return credential.SecretReference{
-							Namespace: object.GetNamespace(), Name: kubeconfig(object), Key: "value",
+							Namespace: object.GetNamespace(),
+							Name:      kubeconfig(object),
+							Key:       "value",
 						}, nil
 					},
 				}),

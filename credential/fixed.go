@@ -75,9 +75,12 @@ func newSecretMaterial(token string, certPEM, keyPEM []byte) (secretMaterial, er
 	if public, ok := certificate.Leaf.PublicKey.(*rsa.PublicKey); ok && public.N.BitLen() > maxRSABits {
 		return secretMaterial{}, invalid(nil, fmt.Sprintf("the client key has more than %d bits", maxRSABits))
 	}
-	return secretMaterial{certificate: func() *tls.Certificate {
-		return &certificate
-	}, version: digest([]byte("certificate"), certPEM, keyPEM)}, nil
+	return secretMaterial{
+		certificate: func() *tls.Certificate {
+			return &certificate
+		},
+		version: digest([]byte("certificate"), certPEM, keyPEM),
+	}, nil
 }
 
 // maxAuthorities is the maximum number of certificates in a bundle of authorities. Mozilla's bundle

@@ -27,8 +27,11 @@ func clientCertificate(t testing.TB, user string) (certPEM, keyPEM []byte) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	template := &x509.Certificate{SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: user},
-		NotAfter: time.Now().Add(time.Hour).Truncate(time.Second)}
+	template := &x509.Certificate{
+		SerialNumber: big.NewInt(1),
+		Subject:      pkix.Name{CommonName: user},
+		NotAfter:     time.Now().Add(time.Hour).Truncate(time.Second),
+	}
 	certificate, err := x509.CreateCertificate(rand.Reader, template, template, &key.PublicKey, key)
 	if err != nil {
 		t.Fatal(err)

@@ -109,16 +109,21 @@ func TestImpersonationRedactsTheHostsToken(t *testing.T) {
 			return resp, err
 		})).RoundTrip(httptest.NewRequest(http.MethodGet, "/", nil))
 	}
-	resp, err := echo(&http.Response{StatusCode: http.StatusBadGateway,
-		Header: http.Header{"Warning": {"authorization: bearer hunter2"}},
-		Body:   io.NopCloser(strings.NewReader("Authorization: Bearer hunter2.a-b_c\r\nAccept: x"))}, nil)
+	resp, err := echo(&http.Response{
+		StatusCode: http.StatusBadGateway,
+		Header:     http.Header{"Warning": {"authorization: bearer hunter2"}},
+		Body:       io.NopCloser(strings.NewReader("Authorization: Bearer hunter2.a-b_c\r\nAccept: x")),
+	}, nil)
 	g.Expect(err).NotTo(HaveOccurred())
 	body, err := io.ReadAll(resp.Body)
 	g.Expect(err).NotTo(HaveOccurred())
 	g.Expect(string(body)).To(Equal("Authorization: Bearer [redacted]\r\nAccept: x"))
 	g.Expect(resp.Header.Get("Warning")).To(Equal("authorization: bearer [redacted]"))
-	resp, err = echo(&http.Response{StatusCode: http.StatusFound, Header: http.Header{},
-		Body: io.NopCloser(strings.NewReader("Authorization: Basic aHVudGVyMg=="))}, nil)
+	resp, err = echo(&http.Response{
+		StatusCode: http.StatusFound,
+		Header:     http.Header{},
+		Body:       io.NopCloser(strings.NewReader("Authorization: Basic aHVudGVyMg==")),
+	}, nil)
 	g.Expect(err).NotTo(HaveOccurred())
 	body, err = io.ReadAll(resp.Body)
 	g.Expect(err).NotTo(HaveOccurred())

@@ -269,8 +269,10 @@ func (r *kubeconfigResolver) Resolve(ctx context.Context, object client.Object) 
 		resolved.Impersonated = true
 		resolved.Expected.Username = usernameOf(account)
 		resolved.OpenFunc = func() identity.Credential {
-			return &remoteImpersonation{staticCredential: newStaticCredential(found.kubeconfig.secretMaterial),
-				username: usernameOf(account)}
+			return &remoteImpersonation{
+				staticCredential: newStaticCredential(found.kubeconfig.secretMaterial),
+				username:         usernameOf(account),
+			}
 		}
 	}
 	return resolved, nil

@@ -46,8 +46,11 @@ func kubeconfigWith(t testing.TB,
 	change func(*clientcmdapi.Config, *clientcmdapi.Cluster, *clientcmdapi.AuthInfo)) []byte {
 	t.Helper()
 	authorities, _ := clientCertificate(t, "authority")
-	server := &clientcmdapi.Cluster{Server: "https://far.example:6443", CertificateAuthorityData: authorities,
-		TLSServerName: "name"}
+	server := &clientcmdapi.Cluster{
+		Server:                   "https://far.example:6443",
+		CertificateAuthorityData: authorities,
+		TLSServerName:            "name",
+	}
 	user := &clientcmdapi.AuthInfo{Token: "hunter2"}
 	config := &clientcmdapi.Config{
 		CurrentContext: "it",
@@ -152,8 +155,11 @@ func TestKubeconfigsThatAreRefused(t *testing.T) {
 		problem string
 	}{
 		"exec": {func(_ config, _ cluster, u user) {
-			u.Exec = &clientcmdapi.ExecConfig{Command: trap, APIVersion: "client.authentication.k8s.io/v1",
-				InteractiveMode: clientcmdapi.NeverExecInteractiveMode}
+			u.Exec = &clientcmdapi.ExecConfig{
+				Command:         trap,
+				APIVersion:      "client.authentication.k8s.io/v1",
+				InteractiveMode: clientcmdapi.NeverExecInteractiveMode,
+			}
 		}, "refused fields: exec"},
 		"an auth provider": {func(_ config, _ cluster, u user) {
 			u.AuthProvider = &clientcmdapi.AuthProviderConfig{Name: "gcp"}
@@ -250,8 +256,10 @@ func TestKubeconfigsThatAreRefused(t *testing.T) {
 func TestSecretReference(t *testing.T) {
 	g := NewWithT(t)
 	named := func(namespace, name string) client.Object {
-		return &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name},
-			Data: map[string]string{"secret": "named"}}
+		return &corev1.ConfigMap{
+			ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name},
+			Data:       map[string]string{"secret": "named"},
+		}
 	}
 	reference := func(options KubeconfigOptions, object client.Object) (SecretReference, error) {
 		resolver, err := KubeconfigSecrets(options).Bind(host{config: &rest.Config{Host: "https://server"}},
@@ -262,8 +270,12 @@ func TestSecretReference(t *testing.T) {
 	g.Expect(reference(KubeconfigOptions{}, named("team", "red"))).
 		To(Equal(SecretReference{"team", "red-kubeconfig", "value"}))
 	g.Expect(
-		reference(KubeconfigOptions{Namespace: "all", NamePath: "data.secret", Key: "config",
-			Allow: SecretsGuardedByAdmission}, named("", "red"))).To(Equal(SecretReference{"all", "named", "config"}))
+		reference(KubeconfigOptions{
+			Namespace: "all",
+			NamePath:  "data.secret",
+			Key:       "config",
+			Allow:     SecretsGuardedByAdmission,
+		}, named("", "red"))).To(Equal(SecretReference{"all", "named", "config"}))
 	g.Expect(reference(KubeconfigOptions{Reference: func(object client.Object) (SecretReference, error) {
 		return SecretReference{"a", object.GetName(), "c"}, nil
 	}}, named("", "red"))).To(Equal(SecretReference{"a", "red", "c"}))
@@ -492,8 +504,11 @@ func hugeRSA(t *testing.T) (certPEM, keyPEM []byte) {
 	q := new(big.Int).Sub(new(big.Int).Lsh(big.NewInt(1), 4253), big.NewInt(1))
 	e := 65537
 	phi := new(big.Int).Mul(new(big.Int).Sub(p, big.NewInt(1)), new(big.Int).Sub(q, big.NewInt(1)))
-	key := &rsa.PrivateKey{PublicKey: rsa.PublicKey{N: new(big.Int).Mul(p, q), E: e},
-		D: new(big.Int).ModInverse(big.NewInt(int64(e)), phi), Primes: []*big.Int{p, q}}
+	key := &rsa.PrivateKey{
+		PublicKey: rsa.PublicKey{N: new(big.Int).Mul(p, q), E: e},
+		D:         new(big.Int).ModInverse(big.NewInt(int64(e)), phi),
+		Primes:    []*big.Int{p, q},
+	}
 	key.Precompute()
 	template := &x509.Certificate{SerialNumber: big.NewInt(1), NotAfter: time.Now().Add(time.Hour)}
 	certificate, err := x509.CreateCertificate(rand.Reader, template, template, &key.PublicKey, key)
@@ -615,11 +630,15 @@ func FuzzResolve(f *testing.F) {
 		if json.Unmarshal(content, &object.Object) != nil {
 			return
 		}
-		r := &serviceAccountResolver{namespacePath: []string{"spec", "namespace"},
+		r := &serviceAccountResolver{
+			namespacePath:   []string{"spec", "namespace"},
 			namePath:        []string{"spec", "serviceAccount", "name"},
-			serviceAccounts: allServiceAccounts{}, target: &rest.Config{
+			serviceAccounts: allServiceAccounts{},
+			target: &rest.Config{
 				Host: "https://server",
-			}, credential: func(tokenID, *identity.Resolution) {}}
+			},
+			credential: func(tokenID, *identity.Resolution) {},
+		}
 		resolved, err := r.Resolve(t.Context(), object)
 		if err != nil {
 			if !errors.Is(err, ErrInvalidReference) {

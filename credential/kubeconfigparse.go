@@ -68,9 +68,14 @@ func (l kubeconfigLimits) parse(content []byte) (kubeconfig, error) {
 			return kubeconfig{}, invalid(nil, "certificate-authority-data "+err.Error())
 		}
 	}
-	reach, err := identity.Anonymous(&rest.Config{Host: server.Server, TLSClientConfig: rest.TLSClientConfig{
-		Insecure: server.InsecureSkipTLSVerify, ServerName: server.TLSServerName, CAData: server.CertificateAuthorityData,
-	}})
+	reach, err := identity.Anonymous(&rest.Config{
+		Host: server.Server,
+		TLSClientConfig: rest.TLSClientConfig{
+			Insecure:   server.InsecureSkipTLSVerify,
+			ServerName: server.TLSServerName,
+			CAData:     server.CertificateAuthorityData,
+		},
+	})
 	if err != nil || !strings.HasPrefix(reach.Host, "https://") {
 		return kubeconfig{}, invalid(nil, "server must be an https:// address without user and password")
 	}

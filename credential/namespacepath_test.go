@@ -50,9 +50,11 @@ func TestDefaultOfNamespacePath(t *testing.T) {
 		"namespaced, with spec.namespace, metadata.namespace set": {identity.Kind{Namespaced: true, Fields: inBoth},
 			"metadata.namespace",
 			[]string{"metadata", "namespace"}, ""},
-		"cluster-scoped without such fields": {identity.Kind{Fields: identity.FieldsOf(
-			reflect.TypeFor[*rbacv1.ClusterRole]()),
-			GroupVersionKind: tenants}, "", nil, "NamespacePath: Tenant.example.com has no field spec.namespace"},
+		"cluster-scoped without such fields": {identity.Kind{
+			Fields: identity.FieldsOf(
+				reflect.TypeFor[*rbacv1.ClusterRole]()),
+			GroupVersionKind: tenants,
+		}, "", nil, "NamespacePath: Tenant.example.com has no field spec.namespace"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			g := NewWithT(t)

@@ -43,15 +43,30 @@ func everything(t *testing.T) *rest.Config {
 		t.Fatal(err)
 	}
 	return &rest.Config{
-		Host: "https://server", APIPath: "/prefix",
-		Username: "u", Password: "p", BearerToken: "t", BearerTokenFile: "/token",
+		Host:                "https://server",
+		APIPath:             "/prefix",
+		Username:            "u",
+		Password:            "p",
+		BearerToken:         "t",
+		BearerTokenFile:     "/token",
 		Impersonate:         rest.ImpersonationConfig{UserName: "i"},
 		AuthProvider:        &clientcmdapi.AuthProviderConfig{Name: "a"},
 		AuthConfigPersister: persister{},
 		ExecProvider:        &clientcmdapi.ExecConfig{Command: "/bin/false"},
-		TLSClientConfig: rest.TLSClientConfig{Insecure: false, ServerName: "name", CAFile: ca, CertFile: "/c",
-			KeyFile: "/k", CertData: []byte("c"), KeyData: []byte("k"), NextProtos: []string{"h2"}},
-		UserAgent: "ua", QPS: 1, Burst: 2, Timeout: time.Second,
+		TLSClientConfig: rest.TLSClientConfig{
+			Insecure:   false,
+			ServerName: "name",
+			CAFile:     ca,
+			CertFile:   "/c",
+			KeyFile:    "/k",
+			CertData:   []byte("c"),
+			KeyData:    []byte("k"),
+			NextProtos: []string{"h2"},
+		},
+		UserAgent:     "ua",
+		QPS:           1,
+		Burst:         2,
+		Timeout:       time.Second,
 		Transport:     http.DefaultTransport,
 		WrapTransport: func(rt http.RoundTripper) http.RoundTripper { return rt },
 		RateLimiter:   flowcontrol.NewFakeAlwaysRateLimiter(),
@@ -70,7 +85,8 @@ func TestAnonymousKeepsWhatNamesTheServer(t *testing.T) {
 	anonymous, err := identity.Anonymous(everything(t))
 	g.Expect(err).NotTo(HaveOccurred())
 	g.Expect(anonymous).To(Equal(&rest.Config{
-		Host: "https://server", APIPath: "/prefix",
+		Host:            "https://server",
+		APIPath:         "/prefix",
 		TLSClientConfig: rest.TLSClientConfig{ServerName: "name", CAData: []byte("authorities")},
 	}), "no other field is kept; the authorities were read from their file")
 	for problem, config := range map[string]*rest.Config{
@@ -92,8 +108,10 @@ func TestAnonymousKeepsWhatNamesTheServer(t *testing.T) {
 		g.Expect(anonymous.Host).To(Equal(want))
 	}
 	// The certificate that implied TLS is removed, but the scheme stays https.
-	anonymous, err = identity.Anonymous(&rest.Config{Host: "server:6443",
-		TLSClientConfig: rest.TLSClientConfig{CertData: []byte("c"), KeyData: []byte("k")}})
+	anonymous, err = identity.Anonymous(&rest.Config{
+		Host:            "server:6443",
+		TLSClientConfig: rest.TLSClientConfig{CertData: []byte("c"), KeyData: []byte("k")},
+	})
 	g.Expect(err).NotTo(HaveOccurred())
 	g.Expect(anonymous.Host).To(Equal("https://server:6443"))
 }
@@ -250,13 +268,19 @@ func TestServiceAccountReference(t *testing.T) {
 		want    types.NamespacedName
 		problem string
 	}{
-		"both": {object: spec("team", "red"),
-			want: types.NamespacedName{Namespace: "team", Name: "red"}},
-		"a name with a dot": {object: spec("team", "red.v2"),
-			want: types.NamespacedName{Namespace: "team", Name: "red.v2"}},
+		"both": {
+			object: spec("team", "red"),
+			want:   types.NamespacedName{Namespace: "team", Name: "red"},
+		},
+		"a name with a dot": {
+			object: spec("team", "red.v2"),
+			want:   types.NamespacedName{Namespace: "team", Name: "red.v2"},
+		},
 		"no namespace": {object: spec("", "red"), problem: "spec.namespace is not set"},
-		"no name": {object: object(map[string]any{"spec": map[string]any{"namespace": "team"}}),
-			problem: "spec.serviceAccount.name is not set"},
+		"no name": {
+			object:  object(map[string]any{"spec": map[string]any{"namespace": "team"}}),
+			problem: "spec.serviceAccount.name is not set",
+		},
 		"no spec":                 {object: object(map[string]any{}), problem: "spec.namespace is not set"},
 		"not a string":            {object: spec("team", int64(7)), problem: "spec.serviceAccount.name"},
 		"a path":                  {object: spec("team", "../../nodes/x"), problem: "is not a valid name"},
@@ -265,8 +289,10 @@ func TestServiceAccountReference(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			g := NewWithT(t)
-			r := &serviceAccountResolver{namespacePath: []string{"spec", "namespace"},
-				namePath: []string{"spec", "serviceAccount", "name"}}
+			r := &serviceAccountResolver{
+				namespacePath: []string{"spec", "namespace"},
+				namePath:      []string{"spec", "serviceAccount", "name"},
+			}
 			got, err := r.ServiceAccount(tc.object)
 			if tc.problem != "" {
 				g.Expect(err).To(MatchError(ErrInvalidReference))
@@ -279,10 +305,14 @@ func TestServiceAccountReference(t *testing.T) {
 	}
 	t.Run("typed objects", func(t *testing.T) {
 		g := NewWithT(t)
-		r := &serviceAccountResolver{namespacePath: []string{"metadata", "namespace"},
-			namePath: []string{"spec", "serviceAccountName"}}
-		got, err := r.ServiceAccount(&corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "team"},
-			Spec: corev1.PodSpec{ServiceAccountName: "red"}})
+		r := &serviceAccountResolver{
+			namespacePath: []string{"metadata", "namespace"},
+			namePath:      []string{"spec", "serviceAccountName"},
+		}
+		got, err := r.ServiceAccount(&corev1.Pod{
+			ObjectMeta: metav1.ObjectMeta{Namespace: "team"},
+			Spec:       corev1.PodSpec{ServiceAccountName: "red"},
+		})
 		g.Expect(err).NotTo(HaveOccurred())
 		g.Expect(got).To(Equal(types.NamespacedName{Namespace: "team", Name: "red"}))
 	})
@@ -292,8 +322,10 @@ func TestServiceAccountReference(t *testing.T) {
 // truncated there.
 func TestLongReferences(t *testing.T) {
 	long := strings.Repeat("x", 1<<20)
-	serviceAccounts := &serviceAccountResolver{namespacePath: []string{"spec", "namespace"},
-		namePath: []string{"spec", "name"}}
+	serviceAccounts := &serviceAccountResolver{
+		namespacePath: []string{"spec", "namespace"},
+		namePath:      []string{"spec", "name"},
+	}
 	secrets := &kubeconfigResolver{options: kubeconfigSecrets{Namespace: "all"}, namePath: []string{"spec", "name"}}
 	for name, spec := range map[string]any{
 		"a namespace": map[string]any{"namespace": long, "name": "n"},

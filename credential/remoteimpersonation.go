@@ -38,8 +38,10 @@ func (i *remoteImpersonation) OwnRoundTripper(next http.RoundTripper) http.Round
 // RoundTripper implements Credential. The kubeconfig's credential removes every header that names a
 // user, so the user to impersonate is named after that.
 func (i *remoteImpersonation) RoundTripper(next http.RoundTripper) http.RoundTripper {
-	return &withoutHopByHop{credential: i,
-		next: i.staticCredential.RoundTripper(&namesUser{username: i.username, next: next})}
+	return &withoutHopByHop{
+		credential: i,
+		next:       i.staticCredential.RoundTripper(&namesUser{username: i.username, next: next}),
+	}
 }
 
 // withoutHopByHop is a RoundTripper that refuses requests with hop-by-hop headers: if a proxy

@@ -128,9 +128,14 @@ func (r *mapperResolver) Resolve(ctx context.Context, object client.Object) (ide
 	case p.certificate != nil && !strings.HasPrefix(reach.Host, "https://"):
 		return identity.Resolution{}, invalid(nil, "the RESTConfigMapper set a client certificate for a server without TLS")
 	}
-	return identity.Resolution{Key: "mapped\x00" + targetKey(reach), Version: p.version, Target: reach,
+	return identity.Resolution{
+		Key:             "mapped\x00" + targetKey(reach),
+		Version:         p.version,
+		Target:          reach,
 		Reference:       identity.Reference{WholeObject: true},
-		UntrustedServer: reach.Host != r.base.Host, OpenFunc: p.open}, nil
+		UntrustedServer: reach.Host != r.base.Host,
+		OpenFunc:        p.open,
+	}, nil
 }
 
 // ownCredential recognizes the host operator's own credential: its token or client key, including

@@ -24,11 +24,16 @@ func TestReplacedReflector(t *testing.T) {
 	woken := 0
 	s := newSecrets(nil, func(data []byte) (kubeconfig, error) { return kubeconfig{}, errors.New(string(data)) }, nil)
 	s.wake = func(client.ObjectKey) { woken++ }
-	watched := &watchedSecret{ref: SecretReference{Namespace: "n", Name: "s", Key: "k"}, all: s,
-		users: map[client.ObjectKey]struct{}{{Name: "red"}: {}}}
+	watched := &watchedSecret{
+		ref:   SecretReference{Namespace: "n", Name: "s", Key: "k"},
+		all:   s,
+		users: map[client.ObjectKey]struct{}{{Name: "red"}: {}},
+	}
 	secret := func(value string) *corev1.Secret {
-		return &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: "n", Name: "s"},
-			Data: map[string][]byte{"k": []byte(value)}}
+		return &corev1.Secret{
+			ObjectMeta: metav1.ObjectMeta{Namespace: "n", Name: "s"},
+			Data:       map[string][]byte{"k": []byte(value)},
+		}
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	old, current := &secretReflection{watched, ctx}, &secretReflection{watched, t.Context()}

@@ -43,8 +43,14 @@ type secrets struct {
 }
 
 func newSecrets(reader rest.Interface, parse func([]byte) (kubeconfig, error), counts *metrics.Cache) *secrets {
-	return &secrets{reader: reader, parse: parse, counts: counts, turns: semaphore.NewWeighted(readsAtOnce),
-		byReference: map[SecretReference]*watchedSecret{}, byExtension: map[client.ObjectKey]*watchedSecret{}}
+	return &secrets{
+		reader:      reader,
+		parse:       parse,
+		counts:      counts,
+		turns:       semaphore.NewWeighted(readsAtOnce),
+		byReference: map[SecretReference]*watchedSecret{},
+		byExtension: map[client.ObjectKey]*watchedSecret{},
+	}
 }
 
 // readsAtOnce is the maximum number of concurrent requests for Secrets: a thousand extensions must

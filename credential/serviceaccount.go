@@ -233,8 +233,11 @@ func (r *serviceAccountResolver) Resolve(ctx context.Context, object client.Obje
 	if err != nil {
 		return identity.Resolution{}, err
 	}
-	resolved := identity.Resolution{ServiceAccount: key, Source: serviceAccountSource(key),
-		Reference: identity.Reference{Name: serviceAccountSource(key)}}
+	resolved := identity.Resolution{
+		ServiceAccount: key,
+		Source:         serviceAccountSource(key),
+		Reference:      identity.Reference{Name: serviceAccountSource(key)},
+	}
 	serviceAccount := &metav1.PartialObjectMetadata{}
 	serviceAccount.SetGroupVersionKind(corev1.SchemeGroupVersion.WithKind("ServiceAccount"))
 	if err := r.serviceAccounts.Get(ctx, key, serviceAccount); err != nil {

@@ -51,8 +51,12 @@ func (i *issuer) issue(ctx context.Context, id tokenID) (issuedToken, error) {
 		return issuedToken{}, errors.Wrap(identity.ErrTokenRequestFailed, id.serviceAccount.Name)
 	}
 	now := time.Now()
-	return issuedToken{value: newSecret(fmt.Sprintf("token-%d", n)), requestedAt: now, life: time.Hour,
-		renew: 48 * time.Minute}, nil
+	return issuedToken{
+		value:       newSecret(fmt.Sprintf("token-%d", n)),
+		requestedAt: now,
+		life:        time.Hour,
+		renew:       48 * time.Minute,
+	}, nil
 }
 
 // pass lets time pass in a synctest bubble.
@@ -168,8 +172,10 @@ func TestLifeOf(t *testing.T) {
 	g := NewWithT(t)
 	now := time.Now()
 	answer := func(granted int64, until time.Duration) *authenticationv1.TokenRequest {
-		return &authenticationv1.TokenRequest{Spec: authenticationv1.TokenRequestSpec{ExpirationSeconds: &granted},
-			Status: authenticationv1.TokenRequestStatus{ExpirationTimestamp: metav1.NewTime(now.Add(until))}}
+		return &authenticationv1.TokenRequest{
+			Spec:   authenticationv1.TokenRequestSpec{ExpirationSeconds: &granted},
+			Status: authenticationv1.TokenRequestStatus{ExpirationTimestamp: metav1.NewTime(now.Add(until))},
+		}
 	}
 	g.Expect(lifeOf(answer(3600, time.Hour), now)).To(Equal(time.Hour))
 	g.Expect(lifeOf(answer(3600, 10*time.Minute), now)).To(Equal(10*time.Minute), "the server's timestamp decides")
@@ -300,8 +306,11 @@ func (r *refusing) RoundTrip(req *http.Request) (*http.Response, error) {
 	defer r.mu.Unlock()
 	r.open++
 	r.notRead++
-	resp := &http.Response{StatusCode: http.StatusOK, Header: http.Header{},
-		Body: &watchedBody{server: r, Reader: strings.NewReader("answer")}}
+	resp := &http.Response{
+		StatusCode: http.StatusOK,
+		Header:     http.Header{},
+		Body:       &watchedBody{server: r, Reader: strings.NewReader("answer")},
+	}
 	if r.refuse[req.Header.Get("Authorization")] {
 		resp.StatusCode = http.StatusUnauthorized
 	} else {
@@ -380,8 +389,12 @@ func TestADayOfTokens(t *testing.T) {
 			minutes[int(now.Sub(begin)/time.Minute)]++
 			value := fmt.Sprintf("%s-%d", id.serviceAccount.Name, now.UnixNano())
 			life["Bearer "+value] = requestedAt.Add(time.Hour)
-			return issuedToken{value: newSecret(value), requestedAt: requestedAt, life: time.Hour,
-				renew: renewAfter(time.Hour, rand.Float64())}, nil
+			return issuedToken{
+				value:       newSecret(value),
+				requestedAt: requestedAt,
+				life:        time.Hour,
+				renew:       renewAfter(time.Hour, rand.Float64()),
+			}, nil
 		}}
 		var sent, failed atomic.Int64
 		server := testutil.RoundTripperFunc(func(req *http.Request) (*http.Response, error) {
@@ -615,9 +628,12 @@ func TestEchoedToken(t *testing.T) {
 			RoundTrip(req)
 	}
 	response := func(status int, body string) *http.Response {
-		return &http.Response{StatusCode: status, ContentLength: int64(len(body)),
-			Body:   io.NopCloser(strings.NewReader(body)),
-			Header: http.Header{"Warning": {`299 - "you sent hunter2"`}, "Content-Length": {fmt.Sprint(len(body))}}}
+		return &http.Response{
+			StatusCode:    status,
+			ContentLength: int64(len(body)),
+			Body:          io.NopCloser(strings.NewReader(body)),
+			Header:        http.Header{"Warning": {`299 - "you sent hunter2"`}, "Content-Length": {fmt.Sprint(len(body))}},
+		}
 	}
 	for _, status := range []int{http.StatusMultiStatus, http.StatusFound, http.StatusBadRequest,
 		http.StatusNotFound, http.StatusInternalServerError, http.StatusBadGateway} {
@@ -645,8 +661,13 @@ func TestEchoedToken(t *testing.T) {
 	g.Expect(string(body)).To(Equal("an object that quotes hunter2"), "the body of a successful response is unchanged")
 	g.Expect(resp.ContentLength).To(BeEquivalentTo(len(body)))
 
-	resp, err = answer(&http.Response{StatusCode: http.StatusOK, Status: "200 hunter2", Header: http.Header{},
-		Trailer: http.Header{"X": {"hunter2"}}, Body: http.NoBody}, nil)
+	resp, err = answer(&http.Response{
+		StatusCode: http.StatusOK,
+		Status:     "200 hunter2",
+		Header:     http.Header{},
+		Trailer:    http.Header{"X": {"hunter2"}},
+		Body:       http.NoBody,
+	}, nil)
 	g.Expect(err).NotTo(HaveOccurred())
 	g.Expect(resp.Status).To(Equal("200 [redacted]"))
 	g.Expect(resp.Trailer).To(BeNil())
@@ -748,7 +769,8 @@ func TestTokenRequestsTakeTurns(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g := NewWithT(t)
 		var now, most atomic.Int32
-		all := tokens{turns: semaphore.NewWeighted(requestsAtOnce),
+		all := tokens{
+			turns: semaphore.NewWeighted(requestsAtOnce),
 			issue: func(context.Context, tokenID) (issuedToken, error) {
 				n := now.Add(1)
 				defer now.Add(-1)
@@ -756,7 +778,8 @@ func TestTokenRequestsTakeTurns(t *testing.T) {
 				}
 				pass(10 * time.Millisecond)
 				return issuedToken{value: newSecret("t"), requestedAt: time.Now(), life: time.Hour, renew: time.Hour}, nil
-			}}
+			},
+		}
 		var wg sync.WaitGroup
 		for i := range 1000 {
 			c := all.open(tokenID{serviceAccount: types.NamespacedName{Name: fmt.Sprint(i)}})

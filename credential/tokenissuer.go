@@ -80,8 +80,12 @@ func (i *tokenIssuer) issue(ctx context.Context, id tokenID) (issuedToken, error
 				"the token of serviceaccount %s expires at %s, which has passed by the local clock; check both clocks",
 				id.serviceAccount, answer.Status.ExpirationTimestamp.UTC().Format(time.RFC3339))
 	}
-	return issuedToken{value: newSecret(answer.Status.Token), requestedAt: requestedAt, life: life,
-		renew: renewAfter(life, rand.Float64())}, nil
+	return issuedToken{
+		value:       newSecret(answer.Status.Token),
+		requestedAt: requestedAt,
+		life:        life,
+		renew:       renewAfter(life, rand.Float64()),
+	}, nil
 }
 
 // lifeOf returns the lifetime of a token, counted from its request. The lifetime ends at the

@@ -54,8 +54,12 @@ func (b *bound) check() error {
 		return err
 	}
 	if err := e.madeFor(b.object); err != nil {
-		return &clustercache.NotConnectedError{Extension: b.key, Reason: clustercache.ReasonStale, Since: e.since,
-			Err: staleError{err}}
+		return &clustercache.NotConnectedError{
+			Extension: b.key,
+			Reason:    clustercache.ReasonStale,
+			Since:     e.since,
+			Err:       staleError{err},
+		}
 	}
 	return nil
 }

@@ -40,8 +40,14 @@ var _ watches.Connection = (*connection)(nil)
 
 func newConnection(c client.Client, epoch int64, identity clustercache.Identity, access *access,
 	changed func()) *connection {
-	conn := &connection{testClient: c, epoch: epoch, identity: identity, access: access, changed: changed,
-		informers: map[*informer]bool{}}
+	conn := &connection{
+		testClient: c,
+		epoch:      epoch,
+		identity:   identity,
+		access:     access,
+		changed:    changed,
+		informers:  map[*informer]bool{},
+	}
 	conn.life, conn.end = context.WithCancelCause(context.Background())
 	return conn
 }

@@ -31,8 +31,11 @@ var _ clustercache.SourceWatcher[ctrl.Request] = (*Controller)(nil)
 func NewController(t testing.TB) *Controller {
 	t.Helper()
 	ctx, cancel := context.WithCancel(context.Background())
-	c := &Controller{ctx: ctx, changed: make(chan struct{}),
-		queue: workqueue.NewTypedRateLimitingQueue(workqueue.DefaultTypedControllerRateLimiter[ctrl.Request]())}
+	c := &Controller{
+		ctx:     ctx,
+		changed: make(chan struct{}),
+		queue:   workqueue.NewTypedRateLimitingQueue(workqueue.DefaultTypedControllerRateLimiter[ctrl.Request]()),
+	}
 	var running sync.WaitGroup
 	running.Go(c.record)
 	t.Cleanup(func() {

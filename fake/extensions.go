@@ -52,8 +52,12 @@ func (f *extensions) connect(key client.ObjectKey, c client.Client, presets []st
 	e := f.getOrAddLocked(key)
 	e.presets = append(slices.Clone(e.presets), presets...)
 	if e.registry == nil {
-		e.registry = &watches.Registry{Extension: key, Scheme: c.Scheme(), Logger: logr.Discard(),
-			Changed: func() { f.states.Changed(key) }}
+		e.registry = &watches.Registry{
+			Extension: key,
+			Scheme:    c.Scheme(),
+			Logger:    logr.Discard(),
+			Changed:   func() { f.states.Changed(key) },
+		}
 	}
 	release := func() {}
 	if e.conn != nil {
@@ -126,12 +130,24 @@ func (f *extensions) getOrAddLocked(key client.ObjectKey) *extension {
 	object.SetName(key.Name)
 	object.SetUID(types.UID("fake-" + key.Name))
 	now := time.Now()
-	e := &extension{object: object, since: now, access: &access{}, state: clustercache.ConnectionState{
-		Extension: key, UID: object.GetUID(), Phase: clustercache.PhaseDisconnected,
-		Reason: clustercache.ReasonNotStarted, Since: now, DisconnectedSince: now, HealthSince: now,
-	},
-		identity: clustercache.Identity{Username: "system:serviceaccount:fake:" + key.Name,
-			UID: types.UID("fake-" + key.Name)}}
+	e := &extension{
+		object: object,
+		since:  now,
+		access: &access{},
+		state: clustercache.ConnectionState{
+			Extension:         key,
+			UID:               object.GetUID(),
+			Phase:             clustercache.PhaseDisconnected,
+			Reason:            clustercache.ReasonNotStarted,
+			Since:             now,
+			DisconnectedSince: now,
+			HealthSince:       now,
+		},
+		identity: clustercache.Identity{
+			Username: "system:serviceaccount:fake:" + key.Name,
+			UID:      types.UID("fake-" + key.Name),
+		},
+	}
 	f.byKey[key] = e
 	return e
 }
@@ -145,8 +161,11 @@ func (f *extensions) connected(key client.ObjectKey) (extension, error) {
 	switch {
 	case !found:
 		return extension{},
-			&clustercache.NotConnectedError{Extension: key, Reason: clustercache.ReasonNotStarted,
-				Err: errors.New("the fake does not know the extension")}
+			&clustercache.NotConnectedError{
+				Extension: key,
+				Reason:    clustercache.ReasonNotStarted,
+				Err:       errors.New("the fake does not know the extension"),
+			}
 	case e.conn == nil:
 		return extension{}, e.notConnected()
 	}

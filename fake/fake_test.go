@@ -89,7 +89,10 @@ func TestPresetWatches(t *testing.T) {
 	f := NewFakeCache(clientfake.NewClientBuilder().Build(), key("red"), "there", "also")
 	t.Cleanup(f.Close)
 	watcher := clustercache.NewWatcher(clustercache.WatcherOptions{
-		Name: "there", Watcher: noController{t}, Kind: &corev1.Secret{}, EventHandler: &handler.EnqueueRequestForObject{},
+		Name:         "there",
+		Watcher:      noController{t},
+		Kind:         &corev1.Secret{},
+		EventHandler: &handler.EnqueueRequestForObject{},
 	})
 	g.Expect(f.Watch(t.Context(), key("red"), watcher)).To(Succeed())
 	g.Expect(f.Watches(key("red"))).To(HaveExactElements(HaveField("Name", "also"), HaveField("Name", "there")))
@@ -182,7 +185,9 @@ func TestClientWithoutWatch(t *testing.T) {
 	t.Cleanup(f.Close)
 	received := make(chan string, 10)
 	g.Expect(f.Watch(t.Context(), key("red"), clustercache.NewWatcher(clustercache.WatcherOptions{
-		Name: "watch", Watcher: startingController{t.Context()}, Kind: &corev1.ConfigMap{},
+		Name:    "watch",
+		Watcher: startingController{t.Context()},
+		Kind:    &corev1.ConfigMap{},
 		EventHandler: handler.EnqueueRequestsFromMapFunc(func(_ context.Context, object client.Object) []ctrl.Request {
 			received <- object.GetName()
 			return nil
@@ -212,9 +217,13 @@ func TestConcurrentUse(t *testing.T) {
 				mu.Unlock()
 			}
 			_ = f.Watch(t.Context(), key("red"), clustercache.NewWatcher(clustercache.WatcherOptions{
-				Name: "watch", Watcher: startingController{
+				Name: "watch",
+				Watcher: startingController{
 					t.Context(),
-				}, Kind: &corev1.ConfigMap{}, EventHandler: &handler.Funcs{}}))
+				},
+				Kind:         &corev1.ConfigMap{},
+				EventHandler: &handler.Funcs{},
+			}))
 			f.Unwatch(t.Context(), key("red"), "watch")
 			_ = f.Watches(key("red"))
 		})
@@ -243,8 +252,11 @@ func TestOnError(t *testing.T) {
 	t.Cleanup(f.Close)
 	received := make(chan clustercache.WatchError, 10)
 	g.Expect(f.Watch(t.Context(), key("red"), clustercache.NewWatcher(clustercache.WatcherOptions{
-		Name: "watch", Watcher: startingController{t.Context()}, Kind: &corev1.ConfigMap{}, EventHandler: &handler.Funcs{},
-		OnError: func(_ context.Context, err clustercache.WatchError) { received <- err },
+		Name:         "watch",
+		Watcher:      startingController{t.Context()},
+		Kind:         &corev1.ConfigMap{},
+		EventHandler: &handler.Funcs{},
+		OnError:      func(_ context.Context, err clustercache.WatchError) { received <- err },
 	}))).To(Succeed(), "Watch does not wait for the first objects")
 	var err clustercache.WatchError
 	g.Eventually(received).Should(Receive(&err))
@@ -284,8 +296,12 @@ func TestController(t *testing.T) {
 	state, _ := w.cache.GetConnectionState(ctx, key("red"))
 	g.Expect(state.Identity.Username).To(Equal("ann"))
 
-	watcher := clustercache.NewWatcher(clustercache.WatcherOptions{Name: "w", Watcher: c, Kind: &corev1.ConfigMap{},
-		EventHandler: clustercache.EnqueueFor(key("blue"))})
+	watcher := clustercache.NewWatcher(clustercache.WatcherOptions{
+		Name:         "w",
+		Watcher:      c,
+		Kind:         &corev1.ConfigMap{},
+		EventHandler: clustercache.EnqueueFor(key("blue")),
+	})
 	g.Expect(w.cache.Watch(ctx, key("red"), watcher)).To(Succeed())
 	g.Expect(w.content.Create(ctx, &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "x"}})).
 		To(Succeed())
@@ -320,7 +336,10 @@ func TestForbid(t *testing.T) {
 	controller := NewController(t)
 	watch := func(name, namespace string) error {
 		return w.cache.Watch(ctx, key("red"), clustercache.NewWatcher(clustercache.WatcherOptions{
-			Name: name, Watcher: controller, Kind: &corev1.ConfigMap{}, Scope: clustercache.Scope{Namespace: namespace},
+			Name:    name,
+			Watcher: controller,
+			Kind:    &corev1.ConfigMap{},
+			Scope:   clustercache.Scope{Namespace: namespace},
 			EventHandler: handler.Funcs{
 				CreateFunc: func(_ context.Context, e event.CreateEvent, _ workqueue.TypedRateLimitingInterface[ctrl.Request]) {
 					events <- name + " create " + e.Object.GetName()

@@ -68,15 +68,20 @@ func (i *informer) applyAccess() {
 	}
 	i.mu.Unlock()
 	if !permitted {
-		i.observe(scopedcache.ScopeState{State: scopedcache.StateForbidden,
-			LastError: i.conn.forbidden(i.gvk, i.namespace, "", "list")})
+		i.observe(scopedcache.ScopeState{
+			State:     scopedcache.StateForbidden,
+			LastError: i.conn.forbidden(i.gvk, i.namespace, "", "list"),
+		})
 	}
 }
 
 // state returns the state of the informer, as in ConnectionState.Scopes.
 func (i *informer) state() scopedcache.ScopeState {
-	state := scopedcache.ScopeState{GVK: i.gvk, Scope: scopedcache.Scope{Namespace: i.namespace},
-		State: scopedcache.StateForbidden}
+	state := scopedcache.ScopeState{
+		GVK:   i.gvk,
+		Scope: scopedcache.Scope{Namespace: i.namespace},
+		State: scopedcache.StateForbidden,
+	}
 	switch running := i.current(); {
 	case running == nil:
 		state.LastError = i.conn.forbidden(i.gvk, i.namespace, "", "list")
@@ -184,9 +189,14 @@ func (c *connection) newInformer(object client.Object, scope scopedcache.Scope,
 	}
 	i := &informer{conn: c, example: object, gvk: gvk, namespace: scope.Namespace, observe: observe}
 	i.create = func() toolscache.SharedIndexInformer {
-		lw := &listerWatcher{client: c.testClient, list: list, scope: scope, onList: func() {
-			observe(scopedcache.ScopeState{State: scopedcache.StateSynced})
-		}}
+		lw := &listerWatcher{
+			client: c.testClient,
+			list:   list,
+			scope:  scope,
+			onList: func() {
+				observe(scopedcache.ScopeState{State: scopedcache.StateSynced})
+			},
+		}
 		shared := toolscache.NewSharedIndexInformer(lw, object, 0, toolscache.Indexers{})
 		// These calls fail only if the informer is running.
 		_ = shared.SetTransform(func(object any) (any, error) { return convert(object, list, c.testClient.Scheme()) })

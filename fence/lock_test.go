@@ -71,29 +71,54 @@ func TestLock(t *testing.T) {
 		// remaining of a fence that was closed, and of one that was open for 5 s more
 		closed, open time.Duration
 	}{
-		"created": {call: func(l resourcelock.Interface) error { return l.Create(t.Context(), record("me", 15)) },
-			closed: 15 * second, open: 15 * second},
-		"renewed": {call: func(l resourcelock.Interface) error { return l.Update(t.Context(), record("me", 15)) },
-			closed: 15 * second, open: 15 * second},
-		"renewed for less": {call: func(l resourcelock.Interface) error { return l.Update(t.Context(), record("me", 7)) },
-			closed: 7 * second, open: 7 * second},
-		"renewed for more": {call: func(l resourcelock.Interface) error { return l.Update(t.Context(), record("me", 70)) },
-			closed: 15 * second, open: 15 * second},
-		"renewed, and the answer is lost": {answer: answers{err: errors.New("timeout")},
-			call: func(l resourcelock.Interface) error { return l.Update(t.Context(), record("me", 15)) }, open: 5 * second},
-		"changed by another": {answer: answers{err: conflict},
-			call: func(l resourcelock.Interface) error { return l.Update(t.Context(), record("me", 15)) }, open: 5 * second},
-		"deleted": {answer: answers{err: gone},
-			call: func(l resourcelock.Interface) error { return l.Update(t.Context(), record("me", 15)) }},
-		"given up": {answer: answers{holder: "me"}, call: func(l resourcelock.Interface) error {
-			_ = get(l)
-			return l.Update(t.Context(), record("", 1))
-		}},
-		"given up, and the answer is lost": {answer: answers{holder: "me", err: errors.New("timeout")},
+		"created": {
+			call:   func(l resourcelock.Interface) error { return l.Create(t.Context(), record("me", 15)) },
+			closed: 15 * second,
+			open:   15 * second,
+		},
+		"renewed": {
+			call:   func(l resourcelock.Interface) error { return l.Update(t.Context(), record("me", 15)) },
+			closed: 15 * second,
+			open:   15 * second,
+		},
+		"renewed for less": {
+			call:   func(l resourcelock.Interface) error { return l.Update(t.Context(), record("me", 7)) },
+			closed: 7 * second,
+			open:   7 * second,
+		},
+		"renewed for more": {
+			call:   func(l resourcelock.Interface) error { return l.Update(t.Context(), record("me", 70)) },
+			closed: 15 * second,
+			open:   15 * second,
+		},
+		"renewed, and the answer is lost": {
+			answer: answers{err: errors.New("timeout")},
+			call:   func(l resourcelock.Interface) error { return l.Update(t.Context(), record("me", 15)) },
+			open:   5 * second,
+		},
+		"changed by another": {
+			answer: answers{err: conflict},
+			call:   func(l resourcelock.Interface) error { return l.Update(t.Context(), record("me", 15)) },
+			open:   5 * second,
+		},
+		"deleted": {
+			answer: answers{err: gone},
+			call:   func(l resourcelock.Interface) error { return l.Update(t.Context(), record("me", 15)) },
+		},
+		"given up": {
+			answer: answers{holder: "me"},
+			call: func(l resourcelock.Interface) error {
+				_ = get(l)
+				return l.Update(t.Context(), record("", 1))
+			},
+		},
+		"given up, and the answer is lost": {
+			answer: answers{holder: "me", err: errors.New("timeout")},
 			call: func(l resourcelock.Interface) error {
 				l.(*fencedLock).holder = "me"
 				return l.Update(t.Context(), record("", 1))
-			}},
+			},
+		},
 		"seen: ours":      {answer: answers{holder: "me"}, call: get, open: 5 * second},
 		"seen: another's": {answer: answers{holder: "you"}, call: get},
 		"seen: nobody's":  {call: get},
@@ -161,8 +186,11 @@ func TestLeaseOfAnotherIsNotGivenUp(t *testing.T) {
 		s := &server{random: rand.New(rand.NewPCG(1, 1)), well: true}
 		way := &network{server: s}
 		lockOf := func(name string) *resourcelock.LeaseLock {
-			return &resourcelock.LeaseLock{LeaseMeta: metav1.ObjectMeta{Name: "l"}, Client: way,
-				LockConfig: resourcelock.ResourceLockConfig{Identity: name}}
+			return &resourcelock.LeaseLock{
+				LeaseMeta:  metav1.ObjectMeta{Name: "l"},
+				Client:     way,
+				LockConfig: resourcelock.ResourceLockConfig{Identity: name},
+			}
 		}
 		lock, f := ForLeaderElection(lockOf("slow"), 15*second)
 		ctx, cancel := context.WithCancel(klog.NewContext(t.Context(), logr.Discard()))
@@ -170,10 +198,18 @@ func TestLeaseOfAnotherIsNotGivenUp(t *testing.T) {
 		leads, ended := make(chan struct{}), make(chan struct{})
 		go func() {
 			defer close(ended)
-			leaderelection.RunOrDie(ctx, leaderelection.LeaderElectionConfig{Lock: lock, Name: "slow",
-				LeaseDuration: 15 * second, RenewDeadline: 10 * second, RetryPeriod: 2 * second, ReleaseOnCancel: true,
-				Callbacks: leaderelection.LeaderCallbacks{OnStartedLeading: func(context.Context) { close(leads) },
-					OnStoppedLeading: func() {}}})
+			leaderelection.RunOrDie(ctx, leaderelection.LeaderElectionConfig{
+				Lock:            lock,
+				Name:            "slow",
+				LeaseDuration:   15 * second,
+				RenewDeadline:   10 * second,
+				RetryPeriod:     2 * second,
+				ReleaseOnCancel: true,
+				Callbacks: leaderelection.LeaderCallbacks{
+					OnStartedLeading: func(context.Context) { close(leads) },
+					OnStoppedLeading: func() {},
+				},
+			})
 		}()
 		<-leads
 		time.Sleep(second)
@@ -209,8 +245,11 @@ func TestRecordsAreDistinct(t *testing.T) {
 		lock, f := ForLeaderElection(a, 15*second)
 		base := time.Unix(1_000_000, 0)
 		update := func(after time.Duration) {
-			_ = lock.Update(t.Context(), resourcelock.LeaderElectionRecord{HolderIdentity: "me", LeaseDurationSeconds: 15,
-				RenewTime: metav1.NewTime(base.Add(after))})
+			_ = lock.Update(t.Context(), resourcelock.LeaderElectionRecord{
+				HolderIdentity:       "me",
+				LeaseDurationSeconds: 15,
+				RenewTime:            metav1.NewTime(base.Add(after)),
+			})
 		}
 		a.err = errors.New("timeout")
 		update(0)
@@ -399,15 +438,26 @@ func TestOneFenceIsOpen(t *testing.T) {
 				for n := range 3 {
 					way := &network{server: s}
 					networks = append(networks, way)
-					lock, f := ForLeaderElection(&resourcelock.LeaseLock{LeaseMeta: metav1.ObjectMeta{Name: "l"}, Client: way,
-						LockConfig: resourcelock.ResourceLockConfig{Identity: fmt.Sprint("replica-", n)}}, 15*second)
+					lock, f := ForLeaderElection(&resourcelock.LeaseLock{
+						LeaseMeta:  metav1.ObjectMeta{Name: "l"},
+						Client:     way,
+						LockConfig: resourcelock.ResourceLockConfig{Identity: fmt.Sprint("replica-", n)},
+					}, 15*second)
 					fences = append(fences, f)
 					running.Go(func() {
 						for ctx.Err() == nil {
-							leaderelection.RunOrDie(ctx, leaderelection.LeaderElectionConfig{Lock: lock, Name: fmt.Sprint(n),
-								LeaseDuration: 15 * second, RenewDeadline: 10 * second, RetryPeriod: 2 * second, ReleaseOnCancel: true,
-								Callbacks: leaderelection.LeaderCallbacks{OnStartedLeading: func(context.Context) {},
-									OnStoppedLeading: func() {}}})
+							leaderelection.RunOrDie(ctx, leaderelection.LeaderElectionConfig{
+								Lock:            lock,
+								Name:            fmt.Sprint(n),
+								LeaseDuration:   15 * second,
+								RenewDeadline:   10 * second,
+								RetryPeriod:     2 * second,
+								ReleaseOnCancel: true,
+								Callbacks: leaderelection.LeaderCallbacks{
+									OnStartedLeading: func(context.Context) {},
+									OnStoppedLeading: func() {},
+								},
+							})
 						}
 					})
 				}

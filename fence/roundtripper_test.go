@@ -66,17 +66,42 @@ func TestRoundTripper(t *testing.T) {
 	}{
 		"in time": {method: http.MethodPost, next: slow(second, http.NoBody), open: 5 * second, after: second},
 		"closed":  {method: http.MethodPost, want: ErrClosed, wantNot: ErrOutcomeUnknown},
-		"a write that is cut": {method: http.MethodPost, next: slow(time.Hour, http.NoBody), open: 5 * second,
-			after: 5 * second, want: ErrOutcomeUnknown},
-		"a write whose answer comes later": {method: http.MethodPatch, next: deaf(6*second, http.NoBody),
-			open: 5 * second, after: 6 * second, want: ErrOutcomeUnknown},
-		"a write whose answer comes at once": {method: http.MethodDelete, next: deaf(5*second, http.NoBody),
-			open: 5 * second, after: 5 * second, want: ErrOutcomeUnknown},
-		"a read that is cut": {method: http.MethodGet, next: slow(time.Hour, http.NoBody), open: 5 * second,
-			after: 5 * second, want: ErrClosed, wantNot: ErrOutcomeUnknown},
-		"an error of the server's": {method: http.MethodPut, open: 5 * second,
-			next: func(*http.Request) (*http.Response, error) { return nil, io.ErrUnexpectedEOF },
-			want: io.ErrUnexpectedEOF, wantNot: ErrClosed},
+		"a write that is cut": {
+			method: http.MethodPost,
+			next:   slow(time.Hour, http.NoBody),
+			open:   5 * second,
+			after:  5 * second,
+			want:   ErrOutcomeUnknown,
+		},
+		"a write whose answer comes later": {
+			method: http.MethodPatch,
+			next:   deaf(6*second, http.NoBody),
+			open:   5 * second,
+			after:  6 * second,
+			want:   ErrOutcomeUnknown,
+		},
+		"a write whose answer comes at once": {
+			method: http.MethodDelete,
+			next:   deaf(5*second, http.NoBody),
+			open:   5 * second,
+			after:  5 * second,
+			want:   ErrOutcomeUnknown,
+		},
+		"a read that is cut": {
+			method:  http.MethodGet,
+			next:    slow(time.Hour, http.NoBody),
+			open:    5 * second,
+			after:   5 * second,
+			want:    ErrClosed,
+			wantNot: ErrOutcomeUnknown,
+		},
+		"an error of the server's": {
+			method:  http.MethodPut,
+			open:    5 * second,
+			next:    func(*http.Request) (*http.Response, error) { return nil, io.ErrUnexpectedEOF },
+			want:    io.ErrUnexpectedEOF,
+			wantNot: ErrClosed,
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {

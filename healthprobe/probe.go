@@ -56,23 +56,27 @@ func Ask(ctx context.Context, config *rest.Config, httpClient *http.Client, time
 	switch {
 	case user.Username == "":
 		return Answer{
-			Verdict: Failing, Err: errors.New("asking the API server who we are: the API server stated no user name"),
+			Verdict: Failing,
+			Err:     errors.New("asking the API server who we are: the API server stated no user name"),
 		}
 	case user.Username == "system:anonymous" || slices.Contains(user.Groups, "system:unauthenticated"):
 		return Answer{
-			Verdict: Unauthorized, Err: errors.New("asking the API server who we are: the API server treats the " +
+			Verdict: Unauthorized,
+			Err: errors.New("asking the API server who we are: the API server treats the " +
 				"credential as anonymous"),
 		}
 	case !untrusted.IsPresentable(user.Username) || !untrusted.IsPresentable(user.UID) ||
 		slices.ContainsFunc(user.Groups, func(group string) bool { return !untrusted.IsPresentable(group) }):
 		return Answer{
-			Verdict: Failing, Err: errors.New(
+			Verdict: Failing,
+			Err: errors.New(
 				"asking the API server who we are: the API server stated an identity whose name, UID " +
 					"or groups are not printable or too long"),
 		}
 	}
 	return Answer{
-		Verdict: Valid, Identity: Identity{Username: user.Username, UID: types.UID(user.UID), Groups: user.Groups},
+		Verdict:  Valid,
+		Identity: Identity{Username: user.Username, UID: types.UID(user.UID), Groups: user.Groups},
 	}
 }
 

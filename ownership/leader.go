@@ -104,9 +104,12 @@ func (e *withLeaderLease) Run(ctx context.Context, replica Replica) (err error) 
 	defer refuse()
 	stopAsking := e.askWhileItWaits(ctx, refuse)
 	defer func() { err = cmp.Or(stopAsking(), err) }()
-	options := holding.Options{Times: e.times, Keep: holding.KeepAlways,
+	options := holding.Options{
+		Times:  e.times,
+		Keep:   holding.KeepAlways,
 		Margin: holding.GiveUpTimeout, // the fence closes, all is given up, and only then a leader can take the Lease
-		Waits:  func(holder string) { logger.Info("Waits until the leader has ended", "holder", holder) }}
+		Waits:  func(holder string) { logger.Info("Waits until the leader has ended", "holder", holder) },
+	}
 	held := holding.Hold(ctx, options, holding.Together(e.lock(), logger), func(holds context.Context, term *fence.Term) {
 		e.term.Store(term)
 		if err = stopAsking(); err != nil {

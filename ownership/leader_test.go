@@ -97,12 +97,19 @@ func lead(t *testing.T, leases *clientset.Clientset) (leads func() bool, stop co
 	t.Helper()
 	leader := &engine{}
 	elector, err := leaderelection.NewLeaderElector(leaderelection.LeaderElectionConfig{
-		Lock: &resourcelock.LeaseLock{LeaseMeta: metav1.ObjectMeta{Namespace: "n", Name: "leader"},
-			Client: leases.CoordinationV1(), LockConfig: resourcelock.ResourceLockConfig{Identity: "a-leader"}},
-		LeaseDuration: 15 * time.Second, RenewDeadline: 10 * time.Second, RetryPeriod: 2 * time.Second,
+		Lock: &resourcelock.LeaseLock{
+			LeaseMeta:  metav1.ObjectMeta{Namespace: "n", Name: "leader"},
+			Client:     leases.CoordinationV1(),
+			LockConfig: resourcelock.ResourceLockConfig{Identity: "a-leader"},
+		},
+		LeaseDuration:   15 * time.Second,
+		RenewDeadline:   10 * time.Second,
+		RetryPeriod:     2 * time.Second,
 		ReleaseOnCancel: true,
-		Callbacks: leaderelection.LeaderCallbacks{OnStartedLeading: func(context.Context) { leader.set(true) },
-			OnStoppedLeading: func() { leader.set(false) }},
+		Callbacks: leaderelection.LeaderCallbacks{
+			OnStartedLeading: func(context.Context) { leader.set(true) },
+			OnStoppedLeading: func() { leader.set(false) },
+		},
 	})
 	NewWithT(t).Expect(err).NotTo(HaveOccurred())
 	ctx, cancel := context.WithCancel(logr.NewContext(t.Context(), logr.Discard()))
@@ -205,8 +212,11 @@ func TestWithLeaderLeaseIsTaken(t *testing.T) {
 		lease, err := taken.Get(t.Context(), "leader", metav1.GetOptions{})
 		g.Expect(err).NotTo(HaveOccurred())
 		lease.Spec.HolderIdentity = new("a-leader")
-		g.Expect(leases.Tracker().Update(schema.GroupVersionResource{Group: "coordination.k8s.io", Version: "v1",
-			Resource: "leases"}, lease, "n")).To(Succeed())
+		g.Expect(leases.Tracker().Update(schema.GroupVersionResource{
+			Group:    "coordination.k8s.io",
+			Version:  "v1",
+			Resource: "leases",
+		}, lease, "n")).To(Succeed())
 		begun := time.Now()
 		g.Expect(<-one.ended).To(MatchError(fence.ErrClosed))
 		g.Expect(time.Since(begun)).To(BeNumerically("<", 3*time.Second))

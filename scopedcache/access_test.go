@@ -92,8 +92,11 @@ func (a *apiServer) say(f func(verb string) string, readyz func() int) (asked fu
 // of denial depends on what /readyz reports.
 func TestMay(t *testing.T) {
 	q := access.Question{
-		Mapping: &meta.RESTMapping{Resource: configMaps.GroupVersion().WithResource("configmaps"),
-			Scope: meta.RESTScopeNamespace}, Namespace: "n",
+		Mapping: &meta.RESTMapping{
+			Resource: configMaps.GroupVersion().WithResource("configmaps"),
+			Scope:    meta.RESTScopeNamespace,
+		},
+		Namespace: "n",
 	}
 	for name, tc := range map[string]struct {
 		list, watch string

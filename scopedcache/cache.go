@@ -83,13 +83,20 @@ func newScopedCache(config *rest.Config, opts cache.Options, options Options) (*
 		options:   options,
 		informers: opts,
 		kinds:     &kinds{scheme: opts.Scheme, configs: configs},
-		discovery: &discovery{config: config, httpClient: opts.HTTPClient, mapper: opts.Mapper,
-			hideText: options.HideServerMessages},
+		discovery: &discovery{
+			config:     config,
+			httpClient: opts.HTTPClient,
+			mapper:     opts.Mapper,
+			hideText:   options.HideServerMessages,
+		},
 		reviewer: reviewer,
 		clients:  listwatch.NewClients(config, opts.HTTPClient, opts.Scheme),
 		tracer:   tracing.New(options.TracerProvider, options.Name),
-		monitoring: &monitor.Config{Interval: options.AccessReviewInterval, PollWithoutWatch: options.PollWithoutWatch,
-			Timing: monitor.DefaultTiming},
+		monitoring: &monitor.Config{
+			Interval:         options.AccessReviewInterval,
+			PollWithoutWatch: options.PollWithoutWatch,
+			Timing:           monitor.DefaultTiming,
+		},
 		unstreamed: cmp.Or(options.UnstreamedKinds, &UnstreamedKinds{}),
 	}
 	env.kinds.types.Store(&map[reflect.Type]*kind{})
@@ -100,8 +107,12 @@ func newScopedCache(config *rest.Config, opts cache.Options, options Options) (*
 	}
 	entries := newEntrySet(env)
 	user := newUser(options.ReadTimeout)
-	return &scopedCache{env: env, entries: entries, user: user,
-		reader: reader{env: env, entries: entries, user: user}}, nil
+	return &scopedCache{
+		env:     env,
+		entries: entries,
+		user:    user,
+		reader:  reader{env: env, entries: entries, user: user},
+	}, nil
 }
 
 // Get implements client.Reader.

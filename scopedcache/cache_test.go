@@ -105,9 +105,12 @@ func (a *apiServer) ServeHTTP(w http.ResponseWriter, req *http.Request) {
 		_, _ = w.Write([]byte("ok"))
 		return
 	case discovery:
-		_ = json.NewEncoder(w).Encode(metav1.APIResourceList{GroupVersion: "v1",
-			TypeMeta: metav1.TypeMeta{Kind: "APIResourceList", APIVersion: "v1"}, APIResources: []metav1.APIResource{
-				{Name: "configmaps", Kind: "ConfigMap", Namespaced: true, Verbs: metav1.Verbs{"get", "list", "watch"}}}})
+		_ = json.NewEncoder(w).Encode(metav1.APIResourceList{
+			GroupVersion: "v1",
+			TypeMeta:     metav1.TypeMeta{Kind: "APIResourceList", APIVersion: "v1"},
+			APIResources: []metav1.APIResource{
+				{Name: "configmaps", Kind: "ConfigMap", Namespaced: true, Verbs: metav1.Verbs{"get", "list", "watch"}}},
+		})
 		return
 	case whoami:
 		w.WriteHeader(http.StatusCreated)
@@ -170,8 +173,13 @@ func refuse(w http.ResponseWriter, code int, reason metav1.StatusReason) {
 	w.Header().Set("Content-Type", "application/json")
 	w.WriteHeader(code)
 	_ = json.NewEncoder(w).
-		Encode(metav1.Status{TypeMeta: metav1.TypeMeta{Kind: "Status", APIVersion: "v1"}, Status: metav1.StatusFailure,
-			Code: int32(code), Reason: reason, Message: "you may not"})
+		Encode(metav1.Status{
+			TypeMeta: metav1.TypeMeta{Kind: "Status", APIVersion: "v1"},
+			Status:   metav1.StatusFailure,
+			Code:     int32(code),
+			Reason:   reason,
+			Message:  "you may not",
+		})
 }
 
 // cut ends all watches.

@@ -61,14 +61,23 @@ func rejectEmptySelectors(label labels.Selector, field fields.Selector, namespac
 // set applies: the namespace's options for the kind, the kind's options, the namespace's defaults,
 // the cache's defaults.
 func (c configs) forKind(gvk schema.GroupVersionKind) kindConfig {
-	defaults := cache.Config{LabelSelector: c.defaults.DefaultLabelSelector,
-		FieldSelector: c.defaults.DefaultFieldSelector,
-		Transform:     c.defaults.DefaultTransform, UnsafeDisableDeepCopy: c.defaults.DefaultUnsafeDisableDeepCopy,
-		EnableWatchBookmarks: c.defaults.DefaultEnableWatchBookmarks, SyncPeriod: c.defaults.SyncPeriod}
+	defaults := cache.Config{
+		LabelSelector:         c.defaults.DefaultLabelSelector,
+		FieldSelector:         c.defaults.DefaultFieldSelector,
+		Transform:             c.defaults.DefaultTransform,
+		UnsafeDisableDeepCopy: c.defaults.DefaultUnsafeDisableDeepCopy,
+		EnableWatchBookmarks:  c.defaults.DefaultEnableWatchBookmarks,
+		SyncPeriod:            c.defaults.SyncPeriod,
+	}
 	options := c.byObject[gvk] // the zero value sets nothing
-	kind := cache.Config{LabelSelector: options.Label, FieldSelector: options.Field, Transform: options.Transform,
-		UnsafeDisableDeepCopy: options.UnsafeDisableDeepCopy, EnableWatchBookmarks: options.EnableWatchBookmarks,
-		SyncPeriod: options.SyncPeriod}
+	kind := cache.Config{
+		LabelSelector:         options.Label,
+		FieldSelector:         options.Field,
+		Transform:             options.Transform,
+		UnsafeDisableDeepCopy: options.UnsafeDisableDeepCopy,
+		EnableWatchBookmarks:  options.EnableWatchBookmarks,
+		SyncPeriod:            options.SyncPeriod,
+	}
 	namespaces := options.Namespaces
 	if namespaces == nil {
 		namespaces = c.defaults.DefaultNamespaces

@@ -112,8 +112,14 @@ func (s *entry) awaitSettled(ctx context.Context, u *user) error {
 func (s *entry) notSynced(cause error) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return &NotSyncedError{GVK: s.selection.kind.gvk, Scope: s.selection.scope, State: s.state, Since: s.since,
-		Last: s.lastErrorLocked(), Cause: cause}
+	return &NotSyncedError{
+		GVK:   s.selection.kind.gvk,
+		Scope: s.selection.scope,
+		State: s.state,
+		Since: s.since,
+		Last:  s.lastErrorLocked(),
+		Cause: cause,
+	}
 }
 
 // indexLocked adds the missing indexes to an informer. The caller holds mu.

@@ -25,8 +25,13 @@ type entrySet struct {
 }
 
 func newEntrySet(env *environment) *entrySet {
-	s := &entrySet{env: env, changed: env.options.OnScopesChange, entries: map[*entry]struct{}{},
-		selected: map[selectedKey]*entry{}, indexes: map[kindKey][]index{}}
+	s := &entrySet{
+		env:      env,
+		changed:  env.options.OnScopesChange,
+		entries:  map[*entry]struct{}{},
+		selected: map[selectedKey]*entry{},
+		indexes:  map[kindKey][]index{},
+	}
 	if s.changed == nil {
 		s.changed = func() {}
 	}
@@ -47,8 +52,13 @@ type index struct {
 
 // newEntry returns an entry that is not in the set yet.
 func (s *entrySet) newEntry(k *kind, scope Scope) *entry {
-	return &entry{env: s.env, entries: s, selection: selection{kind: k, scope: scope}, state: StateSyncing,
-		since: time.Now()}
+	return &entry{
+		env:       s.env,
+		entries:   s,
+		selection: selection{kind: k, scope: scope},
+		state:     StateSyncing,
+		since:     time.Now(),
+	}
 }
 
 // startLocked runs a scope if the cache runs. The caller holds mu.

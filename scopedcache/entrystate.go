@@ -17,7 +17,8 @@ func (s *entry) setState(e monitor.SetState) {
 	if state == StateNotServed && !meta.IsNoMatchError(err) {
 		// The 404 of a list must not look as if one object did not exist.
 		err = errors.WithMessage(&meta.NoKindMatchError{
-			GroupKind: s.selection.kind.gvk.GroupKind(), SearchedVersions: []string{s.selection.kind.gvk.Version},
+			GroupKind:        s.selection.kind.gvk.GroupKind(),
+			SearchedVersions: []string{s.selection.kind.gvk.Version},
 		}, errorText(err))
 	}
 	s.notifyMu.Lock()
@@ -94,8 +95,14 @@ func (s *entry) snapshot() ScopeState {
 }
 
 func (s *entry) snapshotLocked() ScopeState {
-	return ScopeState{GVK: s.selection.kind.gvk, Representation: s.selection.kind.representation, Scope: s.selection.scope,
-		State: s.state, Since: s.since, LastError: s.lastError}
+	return ScopeState{
+		GVK:            s.selection.kind.gvk,
+		Representation: s.selection.kind.representation,
+		Scope:          s.selection.scope,
+		State:          s.state,
+		Since:          s.since,
+		LastError:      s.lastError,
+	}
 }
 
 // logChange logs the changes that a person must see: a scope cannot be read, or can be read again.

@@ -58,7 +58,11 @@ func (e *NotSyncedError) Unwrap() []error {
 
 // Status makes the error a timeout for package apierrors, as with controller-runtime's cache.
 func (e *NotSyncedError) Status() metav1.Status {
-	return metav1.Status{Status: metav1.StatusFailure, Code: http.StatusGatewayTimeout,
-		Reason: metav1.StatusReasonTimeout, Message: e.Error(),
-		Details: &metav1.StatusDetails{Group: e.GVK.Group, Kind: e.GVK.Kind}}
+	return metav1.Status{
+		Status:  metav1.StatusFailure,
+		Code:    http.StatusGatewayTimeout,
+		Reason:  metav1.StatusReasonTimeout,
+		Message: e.Error(),
+		Details: &metav1.StatusDetails{Group: e.GVK.Group, Kind: e.GVK.Kind},
+	}
 }

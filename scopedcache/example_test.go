@@ -62,12 +62,15 @@ func ExampleHandle() {
 			Namespace:     "tenant",
 			LabelSelector: labels.SelectorFromSet(labels.Set{"owner": "red"}),
 		},
-			scopedcache.HoldOptions{Name: "my-controller", Dependent: "uid-of-red",
+			scopedcache.HoldOptions{
+				Name:      "my-controller",
+				Dependent: "uid-of-red",
 				OnStateChange: func(state scopedcache.ScopeState) {
 					if state.State == scopedcache.StateForbidden {
 						fmt.Println("no access:", state.LastError) // do not call the cache here
 					}
-				}})
+				},
+			})
 		if err != nil {
 			return err
 		}

@@ -121,8 +121,13 @@ func (o watchObserver) WatchEnded(lasted time.Duration, early, stopped bool, err
 	if _, isStatus := untrusted.StatusText(err); err != nil && hide && !isStatus {
 		err = errUnreadable
 	}
-	o.run.entry.mail.reportWatch(o.life, monitor.WatchEnded{Life: o.life, Lasted: lasted, Early: early, Stopped: stopped,
-		Err: displayError(err, hide)})
+	o.run.entry.mail.reportWatch(o.life, monitor.WatchEnded{
+		Life:    o.life,
+		Lasted:  lasted,
+		Early:   early,
+		Stopped: stopped,
+		Err:     displayError(err, hide),
+	})
 }
 
 // errUnreadable stands for an error that quotes what a server sent in a watch.
@@ -133,9 +138,13 @@ func (r *run) newInformer(mapping *meta.RESTMapping, poll time.Duration, life mo
 	next := &informer{mapping: mapping}
 	next.life, next.end = context.WithCancel(context.Background())
 	config, example := r.entry.selection.configOf(mapping), r.entry.selection.kind.example
-	resource := listwatch.Resource{Mapping: mapping, Example: example, Namespace: r.entry.selection.namespaceIn(mapping),
+	resource := listwatch.Resource{
+		Mapping:   mapping,
+		Example:   example,
+		Namespace: r.entry.selection.namespaceIn(mapping),
 		Bookmarks: ptr.Deref(config.EnableWatchBookmarks, true),
-		Observer:  watchObserver{run: r, informer: next, life: life}}
+		Observer:  watchObserver{run: r, informer: next, life: life},
+	}
 	if config.LabelSelector != nil {
 		resource.Labels = config.LabelSelector.String()
 	}

@@ -90,8 +90,10 @@ func (s *kinds) kindOf(object runtime.Object) (*kind, error) {
 		return known, nil
 	}
 	if representation := representationOf(object); representation != RepresentationTyped {
-		return s.kind(kindKey{gvk: itemKind(object, object.GetObjectKind().GroupVersionKind()),
-			representation: representation}, nil)
+		return s.kind(kindKey{
+			gvk:            itemKind(object, object.GetObjectKind().GroupVersionKind()),
+			representation: representation,
+		}, nil)
 	}
 	gvk, err := apiutil.GVKForObject(object, s.scheme)
 	if err != nil {
@@ -127,8 +129,11 @@ func (s *kinds) kind(key kindKey, goType reflect.Type) (*kind, error) {
 	if known, ok := s.byKey.Load(key); ok {
 		return known.(*kind), nil
 	}
-	result, _ := s.byKey.LoadOrStore(key, &kind{kindKey: key, config: s.configs.forKind(key.gvk),
-		example: exampleOf(key, goType)})
+	result, _ := s.byKey.LoadOrStore(key, &kind{
+		kindKey: key,
+		config:  s.configs.forKind(key.gvk),
+		example: exampleOf(key, goType),
+	})
 	return result.(*kind), nil
 }
 

@@ -114,8 +114,11 @@ func (d *discovery) discover(ctx context.Context, gvk schema.GroupVersionKind) (
 		if resource.Namespaced {
 			scope = meta.RESTScopeNamespace
 		}
-		return &meta.RESTMapping{Resource: gvk.GroupVersion().WithResource(resource.Name), GroupVersionKind: gvk,
-			Scope: scope}, nil
+		return &meta.RESTMapping{
+			Resource:         gvk.GroupVersion().WithResource(resource.Name),
+			GroupVersionKind: gvk,
+			Scope:            scope,
+		}, nil
 	}
 	return nil,
 		errors.WithStack(&meta.NoKindMatchError{GroupKind: gvk.GroupKind(), SearchedVersions: []string{gvk.Version}})

@@ -143,8 +143,11 @@ func withDefaults(config *rest.Config, opts cache.Options) (*rest.Config, cache.
 		}
 	}
 	if opts.HTTPClient.Timeout > 0 { // a timeout would end watches
-		opts.HTTPClient = &http.Client{Transport: opts.HTTPClient.Transport, CheckRedirect: opts.HTTPClient.CheckRedirect,
-			Jar: opts.HTTPClient.Jar}
+		opts.HTTPClient = &http.Client{
+			Transport:     opts.HTTPClient.Transport,
+			CheckRedirect: opts.HTTPClient.CheckRedirect,
+			Jar:           opts.HTTPClient.Jar,
+		}
 	}
 	if opts.Scheme == nil {
 		opts.Scheme = scheme.Scheme

@@ -65,20 +65,33 @@ type rbacListener struct {
 // Logger and OnStateChange. NewRBACWatcher does no I/O.
 func NewRBACWatcher(config *rest.Config, opts cache.Options, options Options) (*RBACWatcher, error) {
 	options.setDefaults()
-	result := &RBACWatcher{logger: options.Logger, observer: options.OnStateChange, index: rbacindex.New(),
-		listeners: map[*rbacListener]struct{}{}, undecided: map[*rbacListener]struct{}{},
+	result := &RBACWatcher{
+		logger:    options.Logger,
+		observer:  options.OnStateChange,
+		index:     rbacindex.New(),
+		listeners: map[*rbacListener]struct{}{},
+		undecided: map[*rbacListener]struct{}{},
 		bySubject: map[rbacindex.Subject]map[*rbacListener]struct{}{},
-		changed:   map[rbacindex.Concern]struct{}{}, kinds: map[schema.GroupVersionKind]watchedKind{},
-		grace: options.AccessReviewInterval}
+		changed:   map[rbacindex.Concern]struct{}{},
+		kinds:     map[schema.GroupVersionKind]watchedKind{},
+		grace:     options.AccessReviewInterval,
+	}
 	var err error
 	// The watcher has a cache of its own, so that selectors in the options of other caches do not
 	// apply.
 	result.cache, err = newScopedCache(config,
-		cache.Options{HTTPClient: opts.HTTPClient, Scheme: scheme.Scheme, Mapper: opts.Mapper,
-			DefaultTransform: onlyRBAC}, Options{
-			AccessReviewInterval: options.AccessReviewInterval, ReadTimeout: options.ReadTimeout, Username: options.Username,
-			HideServerMessages: options.HideServerMessages,
-			Logger:             options.Logger.WithValues("for", "RBAC events").V(1), OnStateChange: result.observe,
+		cache.Options{
+			HTTPClient:       opts.HTTPClient,
+			Scheme:           scheme.Scheme,
+			Mapper:           opts.Mapper,
+			DefaultTransform: onlyRBAC,
+		}, Options{
+			AccessReviewInterval: options.AccessReviewInterval,
+			ReadTimeout:          options.ReadTimeout,
+			Username:             options.Username,
+			HideServerMessages:   options.HideServerMessages,
+			Logger:               options.Logger.WithValues("for", "RBAC events").V(1),
+			OnStateChange:        result.observe,
 		})
 	if err != nil {
 		return nil, err
@@ -88,18 +101,21 @@ func NewRBACWatcher(config *rest.Config, opts cache.Options, options Options) (*
 		// Calls of OnStateChange come one at a time.
 		unseen := true
 		handle, err := result.cache.Hold(context.Background(), kind, Scope{},
-			HoldOptions{Name: "RBAC events", OnStateChange: func(state ScopeState) {
-				result.record(state)
-				switch state.State {
-				case StateForbidden, StateNotServed:
-					unseen = true
-				case StateSynced:
-					if unseen {
-						result.mayHaveMissed()
+			HoldOptions{
+				Name: "RBAC events",
+				OnStateChange: func(state ScopeState) {
+					result.record(state)
+					switch state.State {
+					case StateForbidden, StateNotServed:
+						unseen = true
+					case StateSynced:
+						if unseen {
+							result.mayHaveMissed()
+						}
+						unseen = false
 					}
-					unseen = false
-				}
-			}})
+				},
+			})
 		if err != nil {
 			return nil, err
 		}

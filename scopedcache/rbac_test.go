@@ -19,9 +19,13 @@ import (
 func TestRBACEventsReachWhomTheyConcern(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g := NewWithT(t)
-		e := &RBACWatcher{index: rbacindex.New(), listeners: map[*rbacListener]struct{}{},
+		e := &RBACWatcher{
+			index:     rbacindex.New(),
+			listeners: map[*rbacListener]struct{}{},
 			undecided: map[*rbacListener]struct{}{},
-			bySubject: map[rbacindex.Subject]map[*rbacListener]struct{}{}, changed: map[rbacindex.Concern]struct{}{}}
+			bySubject: map[rbacindex.Subject]map[*rbacListener]struct{}{},
+			changed:   map[rbacindex.Concern]struct{}{},
+		}
 		var mu sync.Mutex
 		var notified []string
 		listen := func(name, username string) (stop func()) {
@@ -43,24 +47,32 @@ func TestRBACEventsReachWhomTheyConcern(t *testing.T) {
 		stopRed := listen("red", "system:serviceaccount:team:red")
 		stopBlue := listen("blue", "system:serviceaccount:team:blue")
 		stopUnknown := listen("unknown", "")
-		binding := &rbacv1.RoleBinding{ObjectMeta: metav1.ObjectMeta{Namespace: "n", Name: "b"},
-			RoleRef:  rbacv1.RoleRef{Kind: "Role", Name: "r"},
-			Subjects: []rbacv1.Subject{{Kind: "ServiceAccount", Namespace: "team", Name: "red"}}}
+		binding := &rbacv1.RoleBinding{
+			ObjectMeta: metav1.ObjectMeta{Namespace: "n", Name: "b"},
+			RoleRef:    rbacv1.RoleRef{Kind: "Role", Name: "r"},
+			Subjects:   []rbacv1.Subject{{Kind: "ServiceAccount", Namespace: "team", Name: "red"}},
+		}
 		e.set(binding)
 		e.set(&rbacv1.Role{ObjectMeta: metav1.ObjectMeta{Namespace: "n", Name: "r"}, Rules: rule("list")})
 		expect("red n", "unknown n")
-		e.set(&rbacv1.Role{ObjectMeta: metav1.ObjectMeta{Namespace: "n", Name: "r", ResourceVersion: "2"},
-			Rules: rule("list")})
+		e.set(&rbacv1.Role{
+			ObjectMeta: metav1.ObjectMeta{Namespace: "n", Name: "r", ResourceVersion: "2"},
+			Rules:      rule("list"),
+		})
 		expect()
-		e.set(&rbacv1.ClusterRoleBinding{ObjectMeta: metav1.ObjectMeta{Name: "b"},
-			RoleRef:  rbacv1.RoleRef{Kind: "ClusterRole", Name: "c"},
-			Subjects: []rbacv1.Subject{{Kind: "Group", Name: "system:serviceaccounts:team"}}})
+		e.set(&rbacv1.ClusterRoleBinding{
+			ObjectMeta: metav1.ObjectMeta{Name: "b"},
+			RoleRef:    rbacv1.RoleRef{Kind: "ClusterRole", Name: "c"},
+			Subjects:   []rbacv1.Subject{{Kind: "Group", Name: "system:serviceaccounts:team"}},
+		})
 		e.set(&rbacv1.Role{ObjectMeta: metav1.ObjectMeta{Namespace: "n", Name: "r"}, Rules: rule("watch")})
 		expect("red ", "blue ", "unknown ")
 		e.set(&rbacv1.ClusterRole{ObjectMeta: metav1.ObjectMeta{Name: "c"}, Rules: rule("get")})
 		expect("red ", "blue ", "unknown ")
-		e.remove(toolscache.DeletedFinalStateUnknown{Key: "c",
-			Obj: &rbacv1.ClusterRole{ObjectMeta: metav1.ObjectMeta{Name: "c"}}})
+		e.remove(toolscache.DeletedFinalStateUnknown{
+			Key: "c",
+			Obj: &rbacv1.ClusterRole{ObjectMeta: metav1.ObjectMeta{Name: "c"}},
+		})
 		expect("red ", "blue ", "unknown ")
 		// concerns its last subjects
 		e.remove(&rbacv1.RoleBinding{ObjectMeta: metav1.ObjectMeta{Namespace: "n", Name: "b"}})

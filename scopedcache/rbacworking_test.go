@@ -18,9 +18,15 @@ import (
 func TestEventsAreWatched(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g := NewWithT(t)
-		e := &RBACWatcher{index: rbacindex.New(), listeners: map[*rbacListener]struct{}{},
-			undecided: map[*rbacListener]struct{}{}, bySubject: map[rbacindex.Subject]map[*rbacListener]struct{}{},
-			changed: map[rbacindex.Concern]struct{}{}, kinds: map[schema.GroupVersionKind]watchedKind{}, grace: time.Minute}
+		e := &RBACWatcher{
+			index:     rbacindex.New(),
+			listeners: map[*rbacListener]struct{}{},
+			undecided: map[*rbacListener]struct{}{},
+			bySubject: map[rbacindex.Subject]map[*rbacListener]struct{}{},
+			changed:   map[rbacindex.Concern]struct{}{},
+			kinds:     map[schema.GroupVersionKind]watchedKind{},
+			grace:     time.Minute,
+		}
 		var heard []bool
 		e.listen("system:serviceaccount:team:red", nil, func(string) {}, func() { heard = append(heard, e.working.Load()) })
 		state := func(kind string, state State) {
@@ -71,9 +77,15 @@ func TestEventsAreWatched(t *testing.T) {
 // The scopes of a cache learn when events begin to be watched, and when they are not any more.
 func TestScopesLearnWhetherEventsAreWatched(t *testing.T) {
 	g := NewWithT(t)
-	events := &RBACWatcher{index: rbacindex.New(), listeners: map[*rbacListener]struct{}{},
-		undecided: map[*rbacListener]struct{}{}, bySubject: map[rbacindex.Subject]map[*rbacListener]struct{}{},
-		changed: map[rbacindex.Concern]struct{}{}, kinds: map[schema.GroupVersionKind]watchedKind{}, grace: time.Minute}
+	events := &RBACWatcher{
+		index:     rbacindex.New(),
+		listeners: map[*rbacListener]struct{}{},
+		undecided: map[*rbacListener]struct{}{},
+		bySubject: map[rbacindex.Subject]map[*rbacListener]struct{}{},
+		changed:   map[rbacindex.Concern]struct{}{},
+		kinds:     map[schema.GroupVersionKind]watchedKind{},
+		grace:     time.Minute,
+	}
 	c := newAPIServer(t).newCache(t, func(o *Options) {
 		o.RBACWatcher, o.Username = events, "system:serviceaccount:team:red"
 	}).(*scopedCache)
@@ -99,9 +111,11 @@ func TestScopesLearnWhetherEventsAreWatched(t *testing.T) {
 	before := time.Now()
 	events.set(&rbacv1.ClusterRole{ObjectMeta: metav1.ObjectMeta{Name: "unbound"}})
 	g.Expect(c.env.eventsWatched().Latest).To(BeZero(), "it concerns no one")
-	events.set(&rbacv1.ClusterRoleBinding{ObjectMeta: metav1.ObjectMeta{Name: "binding"},
-		RoleRef:  rbacv1.RoleRef{Kind: "ClusterRole", Name: "unbound"},
-		Subjects: []rbacv1.Subject{{Kind: rbacv1.UserKind, Name: "blue"}}})
+	events.set(&rbacv1.ClusterRoleBinding{
+		ObjectMeta: metav1.ObjectMeta{Name: "binding"},
+		RoleRef:    rbacv1.RoleRef{Kind: "ClusterRole", Name: "unbound"},
+		Subjects:   []rbacv1.Subject{{Kind: rbacv1.UserKind, Name: "blue"}},
+	})
 	g.Expect(c.env.eventsWatched().Latest).To(BeTemporally(">=", before), "scopes that start now must know")
 	events.record(ScopeState{GVK: rbacv1.SchemeGroupVersion.WithKind("Role"), State: StateForbidden, Since: time.Now()})
 	g.Expect(c.env.eventsWatched()).To(BeZero(), "changes do not count while not all are reported")

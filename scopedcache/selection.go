@@ -17,9 +17,13 @@ type selection struct {
 // question identifies the objects that the scope's informer needs access to.
 func (s *selection) question(mapping *meta.RESTMapping) access.Question {
 	config, namespace := s.configOf(mapping), s.namespaceIn(mapping)
-	return access.Question{Mapping: mapping, Namespace: namespace, Labels: config.LabelSelector,
+	return access.Question{
+		Mapping:   mapping,
+		Namespace: namespace,
+		Labels:    config.LabelSelector,
 		Fields:    inNamespace(namespace, config.FieldSelector),
-		Selection: Scope{LabelSelector: config.LabelSelector, FieldSelector: config.FieldSelector}.String()}
+		Selection: Scope{LabelSelector: config.LabelSelector, FieldSelector: config.FieldSelector}.String(),
+	}
 }
 
 // configOf returns the cache's options for the scope, combined with the scope's own selectors.

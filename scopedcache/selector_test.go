@@ -53,10 +53,21 @@ func TestQuestion(t *testing.T) {
 		Resource: schema.GroupVersionResource{Group: "apps", Version: "v1", Resource: "deployments"},
 		Scope:    meta.RESTScopeNamespace,
 	}
-	s := selection{kind: &kind{}, scope: Scope{Namespace: "n", LabelSelector: parse(t, "a=1,n>5"),
-		FieldSelector: fields.ParseSelectorOrDie("metadata.name=x,status!=y")}}
+	s := selection{
+		kind: &kind{},
+		scope: Scope{
+			Namespace:     "n",
+			LabelSelector: parse(t, "a=1,n>5"),
+			FieldSelector: fields.ParseSelectorOrDie("metadata.name=x,status!=y"),
+		},
+	}
 	g.Expect(s.question(mapping).Attributes("list")).To(Equal(&authorizationv1.ResourceAttributes{
-		Namespace: "n", Verb: "list", Group: "apps", Version: "v1", Resource: "deployments", Name: "x",
+		Namespace: "n",
+		Verb:      "list",
+		Group:     "apps",
+		Version:   "v1",
+		Resource:  "deployments",
+		Name:      "x",
 		FieldSelector: &authorizationv1.FieldSelectorAttributes{
 			RawSelector: "metadata.namespace=n,metadata.name=x,status!=y",
 		},
@@ -73,15 +84,20 @@ func TestConfigs(t *testing.T) {
 	g := NewWithT(t)
 	label := func(value string) labels.Selector { return labels.SelectorFromSet(labels.Set{"from": value}) }
 	yes := true
-	c, err := newConfigs(cache.Options{Scheme: scheme.Scheme, DefaultLabelSelector: label("cache"),
+	c, err := newConfigs(cache.Options{
+		Scheme:                       scheme.Scheme,
+		DefaultLabelSelector:         label("cache"),
 		DefaultUnsafeDisableDeepCopy: &yes,
 		DefaultNamespaces:            map[string]cache.Config{"a": {LabelSelector: label("default a")}, "b": {}, "": {}},
 		ByObject: map[client.Object]cache.ByObject{
-			&corev1.Secret{}: {Namespaces: map[string]cache.Config{"a": {}, "c": {LabelSelector: label("namespace")}},
-				Field: fields.OneTermEqualSelector("f", "kind")},
+			&corev1.Secret{}: {
+				Namespaces: map[string]cache.Config{"a": {}, "c": {LabelSelector: label("namespace")}},
+				Field:      fields.OneTermEqualSelector("f", "kind"),
+			},
 			&corev1.Service{}:   {Label: label("kind")},
 			&corev1.ConfigMap{}: {Namespaces: map[string]cache.Config{}},
-		}})
+		},
+	})
 	g.Expect(err).NotTo(HaveOccurred())
 	forKind := func(kind string) kindConfig { return c.forKind(corev1.SchemeGroupVersion.WithKind(kind)) }
 	words := func(config cache.Config) string {

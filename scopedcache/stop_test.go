@@ -43,8 +43,11 @@ func TestEndOfContext(t *testing.T) {
 		transport := &http.Transport{DialContext: a.dial}
 		defer transport.CloseIdleConnections()
 		for range 200 {
-			c, err := New(&rest.Config{Host: a.URL}, cache.Options{HTTPClient: &http.Client{Transport: transport},
-				Mapper: mapper, Scheme: runtime.NewScheme()})
+			c, err := New(&rest.Config{Host: a.URL}, cache.Options{
+				HTTPClient: &http.Client{Transport: transport},
+				Mapper:     mapper,
+				Scheme:     runtime.NewScheme(),
+			})
 			g.Expect(err).NotTo(HaveOccurred())
 			ctx := foreignContext{context.Background(), make(chan struct{})}
 			ended := make(chan error, 1)

@@ -23,8 +23,12 @@ func TestUsersEndAlone(t *testing.T) {
 		life, end := context.WithCancelCause(t.Context())
 		second := newUser(time.Minute)
 		second.begin(life)
-		sibling := &scopedCache{env: c.env, entries: c.entries, user: second,
-			reader: reader{env: c.env, entries: c.entries, user: second}}
+		sibling := &scopedCache{
+			env:     c.env,
+			entries: c.entries,
+			user:    second,
+			reader:  reader{env: c.env, entries: c.entries, user: second},
+		}
 		hold := func(of *scopedCache) *Handle {
 			handle, err := of.Hold(t.Context(), configMap(), Scope{}, HoldOptions{Name: "w", Dependent: "uid"})
 			g.Expect(err).NotTo(HaveOccurred())

@@ -117,13 +117,16 @@ func (c *Cluster) Watch(ctx context.Context, kind client.Object, mapFunc handler
 		return errors.Wrap(err, "the kind to watch")
 	}
 	logger := ctrl.LoggerFrom(ctx).WithValues("cluster", c.options.ID, "object", c.options.Request.String())
-	options := clustercache.WatcherOptions{Kind: kind, Watcher: c.options.Controller,
+	options := clustercache.WatcherOptions{
+		Kind:    kind,
+		Watcher: c.options.Controller,
 		OnError: func(_ context.Context, state clustercache.WatchError) {
 			if state.Err != nil {
 				logger.Error(state.Err, "A watch misses changes", "kind", state.Kind.String(), "scope", state.Scope.String(),
 					"state", state.State)
 			}
-		}}
+		},
+	}
 	for _, opt := range opts {
 		opt(&options)
 	}

@@ -112,8 +112,10 @@ func NewClusterAccess(mgr ctrl.Manager, platform cluster.Cluster, controllerName
 		return nil, errors.Wrap(err, "adding the cache of requests to the manager")
 	}
 	a := &clusterAccess{
-		controllerName: controllerName, kinds: []clusterKind{mcpCluster}, retryInterval: options.RetryInterval,
-		requests: requests,
+		controllerName: controllerName,
+		kinds:          []clusterKind{mcpCluster},
+		retryInterval:  options.RetryInterval,
+		requests:       requests,
 		tokens: map[clusterKind]*clustersv1alpha1.TokenConfig{
 			mcpCluster:      {Permissions: options.MCP.Permissions, RoleRefs: options.MCP.RoleRefs},
 			workloadCluster: {Permissions: options.Workload.Permissions, RoleRefs: options.Workload.RoleRefs},
@@ -254,8 +256,10 @@ func (a *clusterAccess) accessRequest(ctx context.Context, request reconcile.Req
 	case err != nil:
 		return nil, err
 	case found == nil:
-		return nil, apierrors.NewNotFound(schema.GroupResource{Group: clustersv1alpha1.GroupVersion.Group,
-			Resource: "accessrequests"}, id.key.String())
+		return nil, apierrors.NewNotFound(schema.GroupResource{
+			Group:    clustersv1alpha1.GroupVersion.Group,
+			Resource: "accessrequests",
+		}, id.key.String())
 	}
 	return found.(*clustersv1alpha1.AccessRequest), nil
 }
@@ -279,6 +283,11 @@ func (a *clusterAccess) cluster(ctx context.Context, request reconcile.Request, 
 // request says now.
 func (a *clusterAccess) clusterOf(ctx context.Context, request reconcile.Request, kind clusterKind,
 	accessRequest *clustersv1alpha1.AccessRequest) (*Cluster, error) {
-	return NewCluster(ctx, a.connections, ClusterOptions{ID: kind.id, Extension: accessRequest, Request: request,
-		Controller: a.controller, ControllerName: a.controllerName})
+	return NewCluster(ctx, a.connections, ClusterOptions{
+		ID:             kind.id,
+		Extension:      accessRequest,
+		Request:        request,
+		Controller:     a.controller,
+		ControllerName: a.controllerName,
+	})
 }

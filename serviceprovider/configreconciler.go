@@ -135,8 +135,13 @@ func (b *ConfigReconcilerBuilder[T]) Build() (*ConfigReconciler[T], error) {
 	}); err != nil {
 		return nil, errors.WithMessage(err, "the config reconciler")
 	}
-	return &ConfigReconciler[T]{empty: r.empty, platform: r.platform, name: r.name, updates: r.updates,
-		options: r.options}, nil
+	return &ConfigReconciler[T]{
+		empty:    r.empty,
+		platform: r.platform,
+		name:     r.name,
+		updates:  r.updates,
+		options:  r.options,
+	}, nil
 }
 
 // MustBuild is Build that panics instead of returning an error.

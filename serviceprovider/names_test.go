@@ -48,11 +48,18 @@ func TestIdentify(t *testing.T) {
 	g := NewWithT(t)
 	id := identify("mailbox", client.ObjectKey{Namespace: "team", Name: "hello"}, workloadCluster)
 	g.Expect(id.key.Name).To(Equal("mailbox--hello--wl"))
-	g.Expect(id.labels).To(Equal(map[string]string{labelManagedBy: "mailbox", labelManagedPurpose: "team.hello.workload",
-		labelOnboardingName: "hello", labelOnboardingNamespace: "team"}))
+	g.Expect(id.labels).To(Equal(map[string]string{
+		labelManagedBy:           "mailbox",
+		labelManagedPurpose:      "team.hello.workload",
+		labelOnboardingName:      "hello",
+		labelOnboardingNamespace: "team",
+	}))
 	id = identify("mailbox", client.ObjectKey{Name: "hello"}, mcpCluster)
-	g.Expect(id.labels).To(Equal(map[string]string{labelManagedBy: "mailbox", labelManagedPurpose: "hello.mcp",
-		labelOnboardingName: "hello"}))
+	g.Expect(id.labels).To(Equal(map[string]string{
+		labelManagedBy:      "mailbox",
+		labelManagedPurpose: "hello.mcp",
+		labelOnboardingName: "hello",
+	}))
 
 	long := client.ObjectKey{Namespace: strings.Repeat("n", 253), Name: strings.Repeat("a", 253)}
 	id = identify(strings.Repeat("c", 253), long, mcpCluster)

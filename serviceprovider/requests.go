@@ -58,8 +58,10 @@ type requestIdentity struct {
 func identify(controllerName string, object client.ObjectKey, kind clusterKind) requestIdentity {
 	purpose := strings.TrimPrefix(object.Namespace+"."+object.Name+"."+kind.id, ".")
 	id := requestIdentity{
-		key: client.ObjectKey{Namespace: tenantNamespace(object),
-			Name: requestName(controllerName, object.Name, kind.suffix)},
+		key: client.ObjectKey{
+			Namespace: tenantNamespace(object),
+			Name:      requestName(controllerName, object.Name, kind.suffix),
+		},
 		labels: map[string]string{
 			labelManagedBy:      managedBy(controllerName),
 			labelManagedPurpose: shorten(purpose, maxName),
@@ -79,11 +81,15 @@ func managedBy(controllerName string) string { return shorten(controllerName, ma
 
 // objectOf returns the object that a request is about, and false if the request does not say.
 func objectOf(request client.Object) (client.ObjectKey, bool) {
-	key := client.ObjectKey{Namespace: request.GetAnnotations()[labelOnboardingNamespace],
-		Name: request.GetAnnotations()[labelOnboardingName]}
+	key := client.ObjectKey{
+		Namespace: request.GetAnnotations()[labelOnboardingNamespace],
+		Name:      request.GetAnnotations()[labelOnboardingName],
+	}
 	if key.Name == "" { // made by another runtime; a shortened label names no object, which does no harm
-		key = client.ObjectKey{Namespace: request.GetLabels()[labelOnboardingNamespace],
-			Name: request.GetLabels()[labelOnboardingName]}
+		key = client.ObjectKey{
+			Namespace: request.GetLabels()[labelOnboardingNamespace],
+			Name:      request.GetLabels()[labelOnboardingName],
+		}
 	}
 	return key, key.Name != ""
 }
@@ -150,8 +156,11 @@ func isOnlyOurs(request client.Object) bool {
 func secretReference(object client.Object) (credential.SecretReference, error) {
 	request := object.(*clustersv1alpha1.AccessRequest)
 	if ref := request.Status.SecretRef; ref != nil && ref.Name != "" {
-		return credential.SecretReference{Namespace: request.Namespace, Name: ref.Name,
-			Key: clustersv1alpha1.SecretKeyKubeconfig}, nil
+		return credential.SecretReference{
+			Namespace: request.Namespace,
+			Name:      ref.Name,
+			Key:       clustersv1alpha1.SecretKeyKubeconfig,
+		}, nil
 	}
 	if request.Status.Phase == clustersv1alpha1.PhaseDenied {
 		return credential.SecretReference{}, errors.Wrap(credential.ErrNotAllowed, "the platform denied access")

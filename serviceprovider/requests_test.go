@@ -23,8 +23,12 @@ var (
 
 // pendingRequest returns an AccessRequest that the platform has not answered.
 func pendingRequest() *clustersv1alpha1.AccessRequest {
-	return &clustersv1alpha1.AccessRequest{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "it", Generation: 2,
-		CreationTimestamp: created}}
+	return &clustersv1alpha1.AccessRequest{ObjectMeta: metav1.ObjectMeta{
+		Namespace:         "ns",
+		Name:              "it",
+		Generation:        2,
+		CreationTimestamp: created,
+	}}
 }
 
 // answered returns an AccessRequest with that answer.
@@ -70,8 +74,11 @@ func TestSecretReference(t *testing.T) {
 	g := NewWithT(t)
 	for _, request := range []*clustersv1alpha1.AccessRequest{answered("Granted", 2, "s"), answered("Granted", 1, "s"),
 		answered("Denied", 2, "s"), answered("", 0, "s")} {
-		g.Expect(secretReference(request)).To(Equal(credential.SecretReference{Namespace: "ns", Name: "s",
-			Key: "kubeconfig"}))
+		g.Expect(secretReference(request)).To(Equal(credential.SecretReference{
+			Namespace: "ns",
+			Name:      "s",
+			Key:       "kubeconfig",
+		}))
 	}
 	_, err := secretReference(answered("Denied", 2, ""))
 	g.Expect(err).To(MatchError(credential.ErrNotAllowed))

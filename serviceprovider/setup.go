@@ -176,7 +176,9 @@ func (r *APIReconciler[T, C]) secrets(mgr ctrl.Manager) (cache.Cache, error) {
 		return nil, err
 	}
 	secrets, err := scopedcache.New(r.settings.platform.GetConfig(), cache.Options{
-		HTTPClient: r.settings.platform.GetHTTPClient(), Mapper: r.settings.platform.GetRESTMapper(), Scheme: scheme,
+		HTTPClient:        r.settings.platform.GetHTTPClient(),
+		Mapper:            r.settings.platform.GetRESTMapper(),
+		Scheme:            scheme,
 		DefaultNamespaces: map[string]cache.Config{r.settings.secretNamespace: {}},
 	})
 	if err != nil {
@@ -234,8 +236,10 @@ func (a *enqueueAll) tryEnqueue(ctx context.Context, queue queue) error {
 	return meta.EachListItem(list, func(item runtime.Object) error {
 		object, err := meta.Accessor(item)
 		if err == nil {
-			queue.Add(reconcile.Request{NamespacedName: client.ObjectKey{Namespace: object.GetNamespace(),
-				Name: object.GetName()}})
+			queue.Add(reconcile.Request{NamespacedName: client.ObjectKey{
+				Namespace: object.GetNamespace(),
+				Name:      object.GetName(),
+			}})
 		}
 		return err
 	})

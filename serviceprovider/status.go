@@ -72,8 +72,13 @@ func StatusTerminating(obj API) {
 }
 
 func setStatus(obj API, phase string, status metav1.ConditionStatus, reason, message string) {
-	meta.SetStatusCondition(obj.GetConditions(), metav1.Condition{Type: ServiceProviderConditionReady,
-		Status: status, ObservedGeneration: obj.GetGeneration(), Reason: reason, Message: untrusted.Shorten(message)})
+	meta.SetStatusCondition(obj.GetConditions(), metav1.Condition{
+		Type:               ServiceProviderConditionReady,
+		Status:             status,
+		ObservedGeneration: obj.GetGeneration(),
+		Reason:             reason,
+		Message:            untrusted.Shorten(message),
+	})
 	obj.SetObservedGeneration(obj.GetGeneration())
 	obj.SetPhase(phase)
 }

@@ -90,8 +90,10 @@ func TestFailed(t *testing.T) {
 
 func TestStatusChanges(t *testing.T) {
 	g := NewWithT(t)
-	base := &testAPI{ObjectMeta: metav1.ObjectMeta{Name: "it", Labels: map[string]string{"a": "b"}},
-		Status: testStatus{Phase: "Ready", ObservedGeneration: 1}}
+	base := &testAPI{
+		ObjectMeta: metav1.ObjectMeta{Name: "it", Labels: map[string]string{"a": "b"}},
+		Status:     testStatus{Phase: "Ready", ObservedGeneration: 1},
+	}
 	ours := base.DeepCopyObject().(*testAPI)
 	ours.Labels = nil // the author's changes of anything else are lost
 	g.Expect(statusChanges(base, ours)).To(BeEmpty())

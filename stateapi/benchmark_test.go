@@ -120,11 +120,14 @@ func startServed(b *testing.B) *served {
 	must(b, err)
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
 	must(b, err)
-	options := apiserver.ExtensionAPIServerOptions{Certificate: content, Listener: listener,
-		Authorizer: authorizerfactory.NewAlwaysAllowAuthorizer(),
+	options := apiserver.ExtensionAPIServerOptions{
+		Certificate: content,
+		Listener:    listener,
+		Authorizer:  authorizerfactory.NewAlwaysAllowAuthorizer(),
 		Authenticator: authenticator.RequestFunc(func(*http.Request) (*authenticator.Response, bool, error) {
 			return &authenticator.Response{User: &user.DefaultInfo{Name: "bench"}}, true, nil
-		})}
+		}),
+	}
 	api, err := New(s.connections, Options{Server: options})
 	must(b, err)
 	ctx, cancel := context.WithCancel(context.Background())

@@ -78,8 +78,10 @@ func New(connections clustercache.ClusterCache, options Options) (*StateAPI, err
 		return nil, errors.New("Options.Server.GetOpenAPIDefinitions must not be set")
 	}
 	options.Server.GetOpenAPIDefinitions = v1alpha1.GetOpenAPIDefinitions
-	version := schema.GroupVersion{Group: cmp.Or(options.Group, v1alpha1.GroupVersion.Group),
-		Version: v1alpha1.GroupVersion.Version}
+	version := schema.GroupVersion{
+		Group:   cmp.Or(options.Group, v1alpha1.GroupVersion.Group),
+		Version: v1alpha1.GroupVersion.Version,
+	}
 	publisher, err := options.complete(version)
 	if err != nil {
 		return nil, err
@@ -92,8 +94,12 @@ func New(connections clustercache.ClusterCache, options Options) (*StateAPI, err
 	if err != nil {
 		return nil, errors.WithMessage(err, "Options.Server")
 	}
-	s := &StateAPI{connections: connections, server: server, publisher: publisher,
-		scopeNames: map[client.ObjectKey]map[string]bool{}}
+	s := &StateAPI{
+		connections: connections,
+		server:      server,
+		publisher:   publisher,
+		scopeNames:  map[client.ObjectKey]map[string]bool{},
+	}
 	return s, s.install(version, options.Namespaced)
 }
 
@@ -131,9 +137,11 @@ func (o *Options) complete(version schema.GroupVersion) (*aggregation.Publisher,
 	}
 	o.Server.BindAddress = address
 	publisher, err := aggregation.New(o.Config, aggregation.Options{
-		APIService: version.Version + "." + version.Group,
-		Service:    client.ObjectKey{Namespace: o.Service.Namespace, Name: o.Service.Name},
-		Address:    o.Service.Address, Port: int32(number), OwnCertificate: o.Server.Certificate != nil,
+		APIService:     version.Version + "." + version.Group,
+		Service:        client.ObjectKey{Namespace: o.Service.Namespace, Name: o.Service.Name},
+		Address:        o.Service.Address,
+		Port:           int32(number),
+		OwnCertificate: o.Server.Certificate != nil,
 	})
 	if err != nil {
 		return nil, errors.WithMessage(err, "Options.Service")
@@ -151,12 +159,16 @@ const defaultBindAddress = ":6443"
 func (s *StateAPI) install(version schema.GroupVersion, namespaced bool) error {
 	s.states = apiserver.NewMemoryStore[*v1alpha1.Connection, *v1alpha1.ConnectionList](
 		apiserver.MemoryStoreOptions[*v1alpha1.Connection]{
-			Resource: version.WithResource("connections").GroupResource(), Fields: connectionFields,
-			OnRead: s.refresh, OnGet: s.refreshAndCount,
+			Resource: version.WithResource("connections").GroupResource(),
+			Fields:   connectionFields,
+			OnRead:   s.refresh,
+			OnGet:    s.refreshAndCount,
 		})
 	s.scopes = apiserver.NewMemoryStore[*v1alpha1.Scope, *v1alpha1.ScopeList](
 		apiserver.MemoryStoreOptions[*v1alpha1.Scope]{
-			Resource: version.WithResource("scopes").GroupResource(), Fields: scopeFields, OnGet: s.countObjects,
+			Resource: version.WithResource("scopes").GroupResource(),
+			Fields:   scopeFields,
+			OnGet:    s.countObjects,
 		})
 	var both []apiserver.StoreOption
 	if namespaced {

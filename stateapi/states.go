@@ -40,12 +40,18 @@ func connectionOf(state clustercache.ConnectionState) *v1alpha1.Connection {
 		},
 	}
 	if state.Identity.Username != "" {
-		c.Status.Identity = &v1alpha1.Identity{Username: state.Identity.Username, UID: state.Identity.UID,
-			Groups: state.Identity.Groups}
+		c.Status.Identity = &v1alpha1.Identity{
+			Username: state.Identity.Username,
+			UID:      state.Identity.UID,
+			Groups:   state.Identity.Groups,
+		}
 	}
 	for _, watch := range state.Watches {
-		c.Status.Watches = append(c.Status.Watches, v1alpha1.WatchStatus{Name: watch.Name,
-			Selection: selectionOf(watch.Kind, watch.Scope), Dependents: watch.Dependents})
+		c.Status.Watches = append(c.Status.Watches, v1alpha1.WatchStatus{
+			Name:       watch.Name,
+			Selection:  selectionOf(watch.Kind, watch.Scope),
+			Dependents: watch.Dependents,
+		})
 	}
 	for _, scope := range state.Scopes {
 		if scope.State == clustercache.StateForbidden {
@@ -60,31 +66,56 @@ type connectionColumn = apiserver.Column[*v1alpha1.Connection]
 
 func connectionColumns() apiserver.StoreOption {
 	return apiserver.Columns(
-		connectionColumn{Name: "Identity", Cell: func(c *v1alpha1.Connection) any { return identityText(c) },
-			Description: "The user of the connection or, while there is none, whom the extension names."},
+		connectionColumn{
+			Name:        "Identity",
+			Cell:        func(c *v1alpha1.Connection) any { return identityText(c) },
+			Description: "The user of the connection or, while there is none, whom the extension names.",
+		},
 		connectionColumn{Name: "State", Cell: func(c *v1alpha1.Connection) any { return c.Status.State }},
 		connectionColumn{Name: "Reason", Cell: func(c *v1alpha1.Connection) any { return c.Status.Reason }},
-		connectionColumn{Name: "Probed", Description: "How long ago the last probe ended.",
-			Cell: func(c *v1alpha1.Connection) any { return ageOf(c.Status.Probe.LastTime) }},
-		connectionColumn{Name: "Scopes", Type: "integer",
-			Cell: func(c *v1alpha1.Connection) any { return int64(c.Status.Scopes) }},
-		connectionColumn{Name: "Forbidden", Type: "integer", Wide: true,
-			Cell: func(c *v1alpha1.Connection) any { return int64(c.Status.ForbiddenScopes) }},
+		connectionColumn{
+			Name:        "Probed",
+			Description: "How long ago the last probe ended.",
+			Cell:        func(c *v1alpha1.Connection) any { return ageOf(c.Status.Probe.LastTime) },
+		},
+		connectionColumn{
+			Name: "Scopes",
+			Type: "integer",
+			Cell: func(c *v1alpha1.Connection) any { return int64(c.Status.Scopes) },
+		},
+		connectionColumn{
+			Name: "Forbidden",
+			Type: "integer",
+			Wide: true,
+			Cell: func(c *v1alpha1.Connection) any { return int64(c.Status.ForbiddenScopes) },
+		},
 		connectionColumn{Name: "Target", Wide: true, Cell: func(c *v1alpha1.Connection) any { return c.Status.Target }},
 		connectionColumn{Name: "Source", Wide: true, Cell: func(c *v1alpha1.Connection) any { return c.Status.Source }},
-		connectionColumn{Name: "Credential Age", Wide: true, Description: "How long the connection has used its credential.",
-			Cell: func(c *v1alpha1.Connection) any { return ageOf(c.Status.CredentialSince) }},
-		connectionColumn{Name: "Epoch", Type: "integer", Wide: true,
-			Cell: func(c *v1alpha1.Connection) any { return c.Status.Epoch }},
+		connectionColumn{
+			Name:        "Credential Age",
+			Wide:        true,
+			Description: "How long the connection has used its credential.",
+			Cell:        func(c *v1alpha1.Connection) any { return ageOf(c.Status.CredentialSince) },
+		},
+		connectionColumn{
+			Name: "Epoch",
+			Type: "integer",
+			Wide: true,
+			Cell: func(c *v1alpha1.Connection) any { return c.Status.Epoch },
+		},
 		connectionColumn{Name: "Message", Wide: true, Cell: func(c *v1alpha1.Connection) any { return c.Status.Message }},
 	)
 }
 
 // metadataOf returns metadata of an object about an extension.
 func metadataOf(state clustercache.ConnectionState, name string) metav1.ObjectMeta {
-	return metav1.ObjectMeta{Namespace: state.Extension.Namespace, Name: name, UID: state.UID,
+	return metav1.ObjectMeta{
+		Namespace:         state.Extension.Namespace,
+		Name:              name,
+		UID:               state.UID,
 		CreationTimestamp: metav1.NewTime(state.Created.Truncate(time.Second)),
-		Labels:            map[string]string{v1alpha1.ExtensionUIDLabel: string(state.UID)}}
+		Labels:            map[string]string{v1alpha1.ExtensionUIDLabel: string(state.UID)},
+	}
 }
 
 // stateOf returns the state in one word. A retry is no news.
@@ -101,11 +132,21 @@ func stateOf(state clustercache.ConnectionState) string {
 
 // conditionsOf returns the conditions, whose times are those of the changes themselves.
 func conditionsOf(state clustercache.ConnectionState, status v1alpha1.ConnectionStatus) []metav1.Condition {
-	connected := metav1.Condition{Type: v1alpha1.ConditionConnected, Status: metav1.ConditionFalse,
-		ObservedGeneration: state.ObservedGeneration, Reason: string(state.Reason), Message: state.Message}
-	healthy := metav1.Condition{Type: v1alpha1.ConditionHealthy, Status: metav1.ConditionFalse,
-		ObservedGeneration: state.ObservedGeneration, Reason: "ProbeFailed", Message: status.Probe.Error,
-		LastTransitionTime: metav1.NewTime(state.HealthSince.Truncate(time.Second))}
+	connected := metav1.Condition{
+		Type:               v1alpha1.ConditionConnected,
+		Status:             metav1.ConditionFalse,
+		ObservedGeneration: state.ObservedGeneration,
+		Reason:             string(state.Reason),
+		Message:            state.Message,
+	}
+	healthy := metav1.Condition{
+		Type:               v1alpha1.ConditionHealthy,
+		Status:             metav1.ConditionFalse,
+		ObservedGeneration: state.ObservedGeneration,
+		Reason:             "ProbeFailed",
+		Message:            status.Probe.Error,
+		LastTransitionTime: metav1.NewTime(state.HealthSince.Truncate(time.Second)),
+	}
 	if status.Since != nil {
 		connected.LastTransitionTime = *status.Since
 	}
@@ -133,10 +174,14 @@ func scopesOf(state clustercache.ConnectionState) (scopes []*v1alpha1.Scope) {
 		scopes = append(scopes, &v1alpha1.Scope{
 			ObjectMeta: scopeMetadataOf(state, scope),
 			Status: v1alpha1.ScopeStatus{
-				Extension: state.Extension.Name, Selection: selectionOf(scope.GVK, scope.Scope),
-				Representation: string(scope.Representation), State: string(scope.State),
-				Reason: reasonOf(scope), Message: connstate.ErrorText(scope.LastError), Since: timeOf(scope.Since),
-				Dependents: scope.Dependents,
+				Extension:      state.Extension.Name,
+				Selection:      selectionOf(scope.GVK, scope.Scope),
+				Representation: string(scope.Representation),
+				State:          string(scope.State),
+				Reason:         reasonOf(scope),
+				Message:        connstate.ErrorText(scope.LastError),
+				Since:          timeOf(scope.Since),
+				Dependents:     scope.Dependents,
 			},
 		})
 	}
@@ -157,8 +202,11 @@ func scopeColumns() apiserver.StoreOption {
 	return apiserver.Columns(
 		scopeColumn{Name: "Extension", Cell: func(s *v1alpha1.Scope) any { return s.Status.Extension }},
 		scopeColumn{Name: "Kind", Cell: func(s *v1alpha1.Scope) any { return s.Status.Kind }},
-		scopeColumn{Name: "In", Description: "The namespace; empty for all.",
-			Cell: func(s *v1alpha1.Scope) any { return s.Status.Selection.Namespace }},
+		scopeColumn{
+			Name:        "In",
+			Description: "The namespace; empty for all.",
+			Cell:        func(s *v1alpha1.Scope) any { return s.Status.Selection.Namespace },
+		},
 		scopeColumn{Name: "State", Cell: func(s *v1alpha1.Scope) any { return s.Status.State }},
 		scopeColumn{Name: "Reason", Cell: func(s *v1alpha1.Scope) any { return s.Status.Reason }},
 		scopeColumn{Name: "Representation", Wide: true, Cell: func(s *v1alpha1.Scope) any { return s.Status.Representation }},

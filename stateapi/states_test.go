@@ -38,18 +38,35 @@ func at(minute int) time.Time { return start.Add(time.Duration(minute) * time.Mi
 
 func connected() clustercache.ConnectionState {
 	return clustercache.ConnectionState{
-		Extension: client.ObjectKey{Namespace: "n", Name: "red"}, UID: "uid", Created: at(0), ObservedGeneration: 3,
-		Phase: clustercache.PhaseConnected, Since: at(2), Target: "https://server", Source: "serviceaccount a/b", Epoch: 4,
-		Identity: clustercache.Identity{Username: "system:serviceaccount:a:b", UID: "user", Groups: []string{"g"}},
-		Healthy:  true, HealthSince: at(3), TokenExpires: at(60), CredentialSince: at(6),
-		Health: clustercache.HealthCheckingState{LastProbeTime: at(5), LastProbeSuccessTime: at(5)},
-		Watches: []clustercache.WatchState{{Name: "w", Kind: corev1.SchemeGroupVersion.WithKind("ConfigMap"),
+		Extension:          client.ObjectKey{Namespace: "n", Name: "red"},
+		UID:                "uid",
+		Created:            at(0),
+		ObservedGeneration: 3,
+		Phase:              clustercache.PhaseConnected,
+		Since:              at(2),
+		Target:             "https://server",
+		Source:             "serviceaccount a/b",
+		Epoch:              4,
+		Identity:           clustercache.Identity{Username: "system:serviceaccount:a:b", UID: "user", Groups: []string{"g"}},
+		Healthy:            true,
+		HealthSince:        at(3),
+		TokenExpires:       at(60),
+		CredentialSince:    at(6),
+		Health:             clustercache.HealthCheckingState{LastProbeTime: at(5), LastProbeSuccessTime: at(5)},
+		Watches: []clustercache.WatchState{{
+			Name:       "w",
+			Kind:       corev1.SchemeGroupVersion.WithKind("ConfigMap"),
 			Scope:      clustercache.Scope{Namespace: "n", LabelSelector: labels.SelectorFromSet(labels.Set{"a": "b"})},
-			Dependents: []types.UID{"d"}}},
+			Dependents: []types.UID{"d"},
+		}},
 		Scopes: []clustercache.ScopeState{
 			{GVK: corev1.SchemeGroupVersion.WithKind("ConfigMap"), State: clustercache.StateSynced, Objects: 7},
-			{GVK: corev1.SchemeGroupVersion.WithKind("Secret"), State: clustercache.StateForbidden, Since: at(4),
-				LastError: apierrors.NewForbidden(schema.GroupResource{Resource: "secrets"}, "", errors.New("no"))},
+			{
+				GVK:       corev1.SchemeGroupVersion.WithKind("Secret"),
+				State:     clustercache.StateForbidden,
+				Since:     at(4),
+				LastError: apierrors.NewForbidden(schema.GroupResource{Resource: "secrets"}, "", errors.New("no")),
+			},
 		},
 	}
 }
@@ -70,13 +87,26 @@ func TestConnectionOf(t *testing.T) {
 	g.Expect([]int32{s.Scopes, s.ForbiddenScopes}).To(Equal([]int32{2, 1}))
 	g.Expect(s.Objects).To(BeNil(), "objects are counted on get only")
 	g.Expect(s.Probe).To(BeZero(), "times of probes are filled in on read")
-	g.Expect(s.Watches).To(Equal([]v1alpha1.WatchStatus{{Name: "w", Dependents: []types.UID{"d"},
-		Selection: v1alpha1.Selection{APIVersion: "v1", Kind: "ConfigMap", Namespace: "n", LabelSelector: "a=b"}}}))
+	g.Expect(s.Watches).To(Equal([]v1alpha1.WatchStatus{{
+		Name:       "w",
+		Dependents: []types.UID{"d"},
+		Selection:  v1alpha1.Selection{APIVersion: "v1", Kind: "ConfigMap", Namespace: "n", LabelSelector: "a=b"},
+	}}))
 	g.Expect(s.Conditions).To(Equal([]metav1.Condition{
-		{Type: "Connected", Status: "True", Reason: "Connected", ObservedGeneration: 3,
-			LastTransitionTime: metav1.NewTime(at(2))},
-		{Type: "Healthy", Status: "True", Reason: "ProbeSucceeded", ObservedGeneration: 3,
-			LastTransitionTime: metav1.NewTime(at(3))},
+		{
+			Type:               "Connected",
+			Status:             "True",
+			Reason:             "Connected",
+			ObservedGeneration: 3,
+			LastTransitionTime: metav1.NewTime(at(2)),
+		},
+		{
+			Type:               "Healthy",
+			Status:             "True",
+			Reason:             "ProbeSucceeded",
+			ObservedGeneration: 3,
+			LastTransitionTime: metav1.NewTime(at(3)),
+		},
 	}))
 	failing := connected()
 	failing.Healthy, failing.Health.LastError = false, errors.New("down\x1b\u202e")
@@ -88,8 +118,15 @@ func TestConnectionOf(t *testing.T) {
 // A retry of a connection that was lost shows as Disconnected, and changes nothing.
 func TestRetriesChangeNothing(t *testing.T) {
 	g := NewWithT(t)
-	lost := clustercache.ConnectionState{Extension: client.ObjectKey{Name: "red"}, Phase: clustercache.PhaseDisconnected,
-		Reason: clustercache.ReasonUnreachable, Message: "down", Since: at(1), DisconnectedSince: at(1), HealthSince: at(1)}
+	lost := clustercache.ConnectionState{
+		Extension:         client.ObjectKey{Name: "red"},
+		Phase:             clustercache.PhaseDisconnected,
+		Reason:            clustercache.ReasonUnreachable,
+		Message:           "down",
+		Since:             at(1),
+		DisconnectedSince: at(1),
+		HealthSince:       at(1),
+	}
 	before := connectionOf(lost)
 	g.Expect(before.Status.State).To(Equal("Disconnected"))
 	for minute, phase := range []clustercache.Phase{clustercache.PhaseConnecting, clustercache.PhaseDisconnected} {
@@ -147,8 +184,11 @@ func TestScopesOf(t *testing.T) {
 // Names depend on what is read only, and are valid for names of any length.
 func TestScopeName(t *testing.T) {
 	g := NewWithT(t)
-	scope := clustercache.ScopeState{GVK: corev1.SchemeGroupVersion.WithKind("Secret"), Representation: "Typed",
-		Scope: clustercache.Scope{Namespace: "n"}}
+	scope := clustercache.ScopeState{
+		GVK:            corev1.SchemeGroupVersion.WithKind("Secret"),
+		Representation: "Typed",
+		Scope:          clustercache.Scope{Namespace: "n"},
+	}
 	name := scopeName("red", scope)
 	g.Expect(name).To(Equal("red-70dbdbad0d"), "the same in every process")
 	same := scope
@@ -182,11 +222,13 @@ func newStateAPI(t *testing.T, connections clustercache.ClusterCache) *StateAPI 
 	g.Expect(err).NotTo(HaveOccurred())
 	content, err := dynamiccertificates.NewStaticCertKeyContent("test", certificate, key)
 	g.Expect(err).NotTo(HaveOccurred())
-	server := apiserver.ExtensionAPIServerOptions{Certificate: content,
-		Authorizer: authorizerfactory.NewAlwaysAllowAuthorizer(),
+	server := apiserver.ExtensionAPIServerOptions{
+		Certificate: content,
+		Authorizer:  authorizerfactory.NewAlwaysAllowAuthorizer(),
 		Authenticator: authenticator.RequestFunc(func(*http.Request) (*authenticator.Response, bool, error) {
 			return nil, false, nil
-		})}
+		}),
+	}
 	s, err := New(connections, Options{Server: server})
 	g.Expect(err).NotTo(HaveOccurred())
 	server.GetOpenAPIDefinitions = v1alpha1.GetOpenAPIDefinitions

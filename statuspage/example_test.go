@@ -26,8 +26,11 @@ func ExampleLocal() {
 		}
 		mux := http.NewServeMux()
 		mux.Handle("/status/", statuspage.Local(page))
-		return mgr.Add(&manager.Server{Name: "status page", Listener: listener,
-			Server: &http.Server{Handler: mux, ReadHeaderTimeout: 10 * time.Second}})
+		return mgr.Add(&manager.Server{
+			Name:     "status page",
+			Listener: listener,
+			Server:   &http.Server{Handler: mux, ReadHeaderTimeout: 10 * time.Second},
+		})
 	}
 	_ = serve
 }
@@ -41,8 +44,11 @@ func ExamplePage_Guard() {
 		}
 		mux := http.NewServeMux()
 		mux.Handle("/status/", page.Guard(mgr.GetClient(), "/status/"))
-		return mgr.Add(&manager.Server{Name: "status page", Listener: listener,
-			Server: &http.Server{Handler: mux, ReadHeaderTimeout: 10 * time.Second}})
+		return mgr.Add(&manager.Server{
+			Name:     "status page",
+			Listener: listener,
+			Server:   &http.Server{Handler: mux, ReadHeaderTimeout: 10 * time.Second},
+		})
 	}
 	_ = serve
 }

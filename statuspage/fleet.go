@@ -41,10 +41,18 @@ const (
 
 func rowOf(state clustercache.ConnectionState) *row {
 	r := &row{
-		Extension: keyString(state.Extension), State: stateDisconnected, Reason: string(state.Reason),
-		Message: cut(state.Message), Since: state.Since, Username: state.Identity.Username, Target: state.Target,
-		Connects: state.Epoch, Healthy: state.Healthy, Watches: len(state.Watches), Scopes: len(state.Scopes),
-		key: state.Extension,
+		Extension: keyString(state.Extension),
+		State:     stateDisconnected,
+		Reason:    string(state.Reason),
+		Message:   cut(state.Message),
+		Since:     state.Since,
+		Username:  state.Identity.Username,
+		Target:    state.Target,
+		Connects:  state.Epoch,
+		Healthy:   state.Healthy,
+		Watches:   len(state.Watches),
+		Scopes:    len(state.Scopes),
+		key:       state.Extension,
 	}
 	switch {
 	case state.Phase == clustercache.PhaseConnected:

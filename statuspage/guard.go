@@ -54,9 +54,13 @@ const (
 // flood of invalid tokens does not lock out who has signed in. An accepted token may cause 5
 // reviews a second. A verdict counts for 10 s, and for a stream for five minutes.
 func (p *Page) Guard(c client.Client, path string) http.Handler {
-	reviews := &reviews{client: c, strangerSlots: make(chan struct{}, maxReviews),
-		knownSlots: make(chan struct{}, maxReviews), gate: strangers.New(reviewsPerSecond, reviewBurst),
-		verdicts: cache.NewLRUExpireCache(maxVerdicts)}
+	reviews := &reviews{
+		client:        c,
+		strangerSlots: make(chan struct{}, maxReviews),
+		knownSlots:    make(chan struct{}, maxReviews),
+		gate:          strangers.New(reviewsPerSecond, reviewBurst),
+		verdicts:      cache.NewLRUExpireCache(maxVerdicts),
+	}
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		setSecurityHeaders(w.Header())
 		if refusesBody(w, r) {
@@ -188,8 +192,12 @@ func review(ctx context.Context, c client.Client, token, path string) (status in
 		extra[key] = authorizationv1.ExtraValue(value)
 	}
 	may := &authorizationv1.SubjectAccessReview{Spec: authorizationv1.SubjectAccessReviewSpec{
-		User: user.Username, UID: user.UID, Groups: user.Groups, Extra: extra,
-		NonResourceAttributes: &authorizationv1.NonResourceAttributes{Path: path, Verb: "get"}}}
+		User:                  user.Username,
+		UID:                   user.UID,
+		Groups:                user.Groups,
+		Extra:                 extra,
+		NonResourceAttributes: &authorizationv1.NonResourceAttributes{Path: path, Verb: "get"},
+	}}
 	if err := c.Create(ctx, may); err != nil {
 		return reviewFailed(err, "subjectaccessreviews")
 	}

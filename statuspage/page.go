@@ -31,9 +31,13 @@ type Page struct {
 
 // New returns a page that shows the connections.
 func New(connections clustercache.ClusterCache, options Options) *Page {
-	return &Page{name: cmp.Or(options.Name, "latchkey"), connections: connections,
-		fleet: newFleet(), viewers: make(chan struct{}, maxViewers),
-		ended: make(chan struct{})}
+	return &Page{
+		name:        cmp.Or(options.Name, "latchkey"),
+		connections: connections,
+		fleet:       newFleet(),
+		viewers:     make(chan struct{}, maxViewers),
+		ended:       make(chan struct{}),
+	}
 }
 
 // Start follows the connections until ctx is done. A manager calls it, once.
@@ -119,8 +123,14 @@ func setSecurityHeaders(header http.Header) {
 func (p *Page) view(q query) (view, <-chan struct{}) {
 	state := p.fleet.current()
 	fleet, page := viewOf(q, state.rows)
-	return view{Name: p.name, Ready: state.ready, Time: time.Now().UTC(), Fleet: fleet, Page: page,
-		Extension: selectedOf(p.fleet, q.extension)}, state.changed
+	return view{
+		Name:      p.name,
+		Ready:     state.ready,
+		Time:      time.Now().UTC(),
+		Fleet:     fleet,
+		Page:      page,
+		Extension: selectedOf(p.fleet, q.extension),
+	}, state.changed
 }
 
 func (p *Page) serveView(w http.ResponseWriter, r *http.Request) {

@@ -83,8 +83,10 @@ func (f *fakeCache) set(states ...clustercache.ConnectionState) {
 // startPage starts a page over states. It ends when end is called.
 func startPage(t *testing.T, states ...clustercache.ConnectionState) (page *Page, cache *fakeCache, end func()) {
 	t.Helper()
-	cache = &fakeCache{changes: make(chan []client.ObjectKey),
-		states: map[client.ObjectKey]clustercache.ConnectionState{}}
+	cache = &fakeCache{
+		changes: make(chan []client.ObjectKey),
+		states:  map[client.ObjectKey]clustercache.ConnectionState{},
+	}
 	page = New(cache, Options{Name: "<team>"})
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error, 1)
@@ -136,8 +138,14 @@ func TestView(t *testing.T) {
 	v := viewAt(t, page, "")
 	g.Expect(v.Name).To(Equal("<team>"))
 	g.Expect(v.Ready).To(BeTrue())
-	g.Expect(v.Fleet).To(Equal(summary{Extensions: 3, States: map[string]int{"Connected": 2, "Disconnected": 1},
-		Reasons: map[string]int{"Unauthorized": 1}, Unhealthy: 1, Scopes: 3, Troubled: 1}))
+	g.Expect(v.Fleet).To(Equal(summary{
+		Extensions: 3,
+		States:     map[string]int{"Connected": 2, "Disconnected": 1},
+		Reasons:    map[string]int{"Unauthorized": 1},
+		Unhealthy:  1,
+		Scopes:     3,
+		Troubled:   1,
+	}))
 	g.Expect(names(v)).To(Equal([]string{"b", "c", "ns/a"}))
 	g.Expect(v.Extension).To(BeNil())
 	g.Expect(v.Page.Rows[2].Since).To(Equal(at(5)), "the time of the disconnect, not that of the last retry")
@@ -523,8 +531,12 @@ func (r *reviewer) Create(_ context.Context, object client.Object, _ ...client.C
 			<-r.hold
 		}
 		o.Status.Authenticated = !strings.HasPrefix(o.Spec.Token, "secret-bad")
-		o.Status.User = authenticationv1.UserInfo{Username: strings.TrimPrefix(o.Spec.Token, "secret-"), UID: "1",
-			Groups: []string{"g"}, Extra: map[string]authenticationv1.ExtraValue{"k": {"v"}}}
+		o.Status.User = authenticationv1.UserInfo{
+			Username: strings.TrimPrefix(o.Spec.Token, "secret-"),
+			UID:      "1",
+			Groups:   []string{"g"},
+			Extra:    map[string]authenticationv1.ExtraValue{"k": {"v"}},
+		}
 		return r.err["TokenReview"]
 	case *authorizationv1.SubjectAccessReview:
 		r.mu.Lock()

@@ -68,9 +68,17 @@ type scopeTrouble struct {
 // seenOf returns what entriesBetween compares of a state. old is that of the state before, nil if
 // the extension was not known. A scope that syncs again still counts as one that does not deliver.
 func seenOf(old *seen, state clustercache.ConnectionState) seen {
-	s := seen{uid: state.UID, connected: state.Phase == clustercache.PhaseConnected, reason: string(state.Reason),
-		connecting: state.Starting(), message: cut(state.Message), epoch: state.Epoch,
-		credentialSince: state.CredentialSince, tokenExpires: state.TokenExpires, healthy: state.Healthy}
+	s := seen{
+		uid:             state.UID,
+		connected:       state.Phase == clustercache.PhaseConnected,
+		reason:          string(state.Reason),
+		connecting:      state.Starting(),
+		message:         cut(state.Message),
+		epoch:           state.Epoch,
+		credentialSince: state.CredentialSince,
+		tokenExpires:    state.TokenExpires,
+		healthy:         state.Healthy,
+	}
 	for _, scope := range state.Scopes {
 		name, trouble := scopeName(scope), scopeTrouble{}
 		switch {
@@ -168,11 +176,19 @@ func scopeEntries(was, now map[string]scopeTrouble, scopes []clustercache.ScopeS
 		switch after.state {
 		case before.state:
 		case "":
-			entries = append(entries, entry{Time: at, What: entryScope, Reason: string(scope.State),
-				Message: name + ": delivers again"})
+			entries = append(entries, entry{
+				Time:    at,
+				What:    entryScope,
+				Reason:  string(scope.State),
+				Message: name + ": delivers again",
+			})
 		default:
-			entries = append(entries, entry{Time: at, What: entryScope, Reason: after.state,
-				Message: cut(name + ": " + after.message)})
+			entries = append(entries, entry{
+				Time:    at,
+				What:    entryScope,
+				Reason:  after.state,
+				Message: cut(name + ": " + after.message),
+			})
 		}
 	}
 	return entries

@@ -22,10 +22,19 @@ func at(second int) time.Time { return t0.Add(time.Duration(second) * time.Secon
 // connected returns a state with a connection.
 func connected(change ...func(*clustercache.ConnectionState)) clustercache.ConnectionState {
 	state := clustercache.ConnectionState{
-		Extension: client.ObjectKey{Name: "red"}, UID: "1", Phase: clustercache.PhaseConnected, Since: at(1), Epoch: 1,
-		Identity: clustercache.Identity{Username: "system:serviceaccount:ns:sa"}, Target: "https://server",
-		Source: "serviceaccount ns/sa", CredentialSince: at(1), TokenExpires: at(3600), Healthy: true, HealthSince: at(1),
-		Scopes: []clustercache.ScopeState{scope("ConfigMap", clustercache.StateSynced, "")},
+		Extension:       client.ObjectKey{Name: "red"},
+		UID:             "1",
+		Phase:           clustercache.PhaseConnected,
+		Since:           at(1),
+		Epoch:           1,
+		Identity:        clustercache.Identity{Username: "system:serviceaccount:ns:sa"},
+		Target:          "https://server",
+		Source:          "serviceaccount ns/sa",
+		CredentialSince: at(1),
+		TokenExpires:    at(3600),
+		Healthy:         true,
+		HealthSince:     at(1),
+		Scopes:          []clustercache.ScopeState{scope("ConfigMap", clustercache.StateSynced, "")},
 	}
 	for _, c := range change {
 		c(&state)
@@ -34,8 +43,12 @@ func connected(change ...func(*clustercache.ConnectionState)) clustercache.Conne
 }
 
 func scope(kind string, state scopedcache.State, err string) clustercache.ScopeState {
-	s := clustercache.ScopeState{GVK: schema.GroupVersionKind{Version: "v1", Kind: kind},
-		Scope: clustercache.Scope{Namespace: "ns"}, Representation: "Typed", State: state}
+	s := clustercache.ScopeState{
+		GVK:            schema.GroupVersionKind{Version: "v1", Kind: kind},
+		Scope:          clustercache.Scope{Namespace: "ns"},
+		Representation: "Typed",
+		State:          state,
+	}
 	if err != "" {
 		s.LastError = errors.New(err)
 	}

@@ -50,8 +50,15 @@ var columns = map[string]func(x, y *row) int{
 
 // queryOf returns the query in the parameters of a request. The error names the wrong parameter.
 func queryOf(values url.Values) (query, error) {
-	q := query{state: values.Get("state"), reason: values.Get("reason"), troubled: values.Get("problems") == "true",
-		extension: values.Get("extension"), sort: "extension", page: 1, size: pageSize}
+	q := query{
+		state:     values.Get("state"),
+		reason:    values.Get("reason"),
+		troubled:  values.Get("problems") == "true",
+		extension: values.Get("extension"),
+		sort:      "extension",
+		page:      1,
+		size:      pageSize,
+	}
 	q.words = slices.Compact(slices.Sorted(slices.Values(strings.Fields(strings.ToLower(values.Get("q"))))))
 	if len(values.Get("q")) > maxSearch || len(q.words) > maxWords {
 		return q, errors.Errorf("q: at most %d words of %d bytes in all", maxWords, maxSearch)

@@ -238,8 +238,13 @@ func newRegistry() *Registry {
 func nothing(context.Context, string) {}
 
 func configMaps(c *ctl, f func(context.Context, string), dependent types.UID) Watcher {
-	return NewWatcher(watcherOptions{Name: "w", Watcher: c, Kind: &corev1.ConfigMap{}, EventHandler: onAdd(f),
-		Dependent: dependent})
+	return NewWatcher(watcherOptions{
+		Name:         "w",
+		Watcher:      c,
+		Kind:         &corev1.ConfigMap{},
+		EventHandler: onAdd(f),
+		Dependent:    dependent,
+	})
 }
 
 func names(states []WatchState) (names []string) {
@@ -414,8 +419,12 @@ func TestConflict(t *testing.T) {
 			g.Expect(err).To(MatchError(ContainSubstring("the requested watch is ConfigMap (*v1.ConfigMap) in namespace n")))
 		}
 	}
-	content := NewContentWatch(contentOptions{Name: "w", Watcher: c, EventHandler: onAdd(nothing),
-		Objects: []client.Object{&corev1.ConfigMap{}}})
+	content := NewContentWatch(contentOptions{
+		Name:         "w",
+		Watcher:      c,
+		EventHandler: onAdd(nothing),
+		Objects:      []client.Object{&corev1.ConfigMap{}},
+	})
 	err := r.WatchContent(ctx, conn, content)
 	g.Expect(err).To(MatchError(ErrConflict), "WatchContent conflicts with Watch")
 	g.Expect(err).
@@ -465,8 +474,13 @@ func TestWatchContent(t *testing.T) {
 	var received []string
 	watch := func(dependent types.UID, objects ...client.Object) error {
 		return r.WatchContent(t.Context(), conn,
-			NewContentWatch(contentOptions{Name: "c", Watcher: c, Dependent: dependent, Objects: objects,
-				EventHandler: onAdd(func(_ context.Context, name string) { received = append(received, name) })}))
+			NewContentWatch(contentOptions{
+				Name:         "c",
+				Watcher:      c,
+				Dependent:    dependent,
+				Objects:      objects,
+				EventHandler: onAdd(func(_ context.Context, name string) { received = append(received, name) }),
+			}))
 	}
 	g.Expect(watch("a", object("ConfigMap", "n"), object("ConfigMap", "n"), object("Secret", "n"))).To(Succeed())
 	g.Expect(conn.heldInformers()).To(Equal([]string{"ConfigMap/n", "Secret/n"}))
@@ -504,8 +518,13 @@ func TestWatchContentIsInterrupted(t *testing.T) {
 	conn := connect(r, 1)
 	c := &ctl{}
 	watch := func(dependent types.UID, objects ...client.Object) error {
-		return r.WatchContent(t.Context(), conn, NewContentWatch(contentOptions{Name: "c", Watcher: c, Dependent: dependent,
-			Objects: objects, EventHandler: onAdd(nothing)}))
+		return r.WatchContent(t.Context(), conn, NewContentWatch(contentOptions{
+			Name:         "c",
+			Watcher:      c,
+			Dependent:    dependent,
+			Objects:      objects,
+			EventHandler: onAdd(nothing),
+		}))
 	}
 	g.Expect(watch("a", object("ConfigMap", "n"))).To(Succeed())
 	g.Expect(changes).To(Equal(1))
@@ -621,12 +640,16 @@ func TestReconnect(t *testing.T) {
 		// The watch of a kind that is not served for a while resumes when the kind is served.
 		second.disconnect(r)
 		var served atomic.Bool
-		third := &connection{epoch: 3, informers: map[string]*informer{}, hold: func(string) error {
-			if !served.Load() {
-				return errors.New("not served")
-			}
-			return nil
-		}}
+		third := &connection{
+			epoch:     3,
+			informers: map[string]*informer{},
+			hold: func(string) error {
+				if !served.Load() {
+					return errors.New("not served")
+				}
+				return nil
+			},
+		}
 		third.life, third.end = context.WithCancel(context.Background())
 		r.Connected(third)
 		<-time.After(time.Minute)
@@ -704,12 +727,20 @@ func TestControllerThatRefuses(t *testing.T) {
 		}
 	}
 	conn := connect(r, 1)
-	refusing := NewWatcher(watcherOptions{Name: "w", Watcher: refuses{}, Kind: &corev1.ConfigMap{},
-		EventHandler: onAdd(nothing)})
+	refusing := NewWatcher(watcherOptions{
+		Name:         "w",
+		Watcher:      refuses{},
+		Kind:         &corev1.ConfigMap{},
+		EventHandler: onAdd(nothing),
+	})
 	g.Expect(r.Watch(t.Context(), conn, refusing)).To(MatchError(ContainSubstring("adding a source to the controller")))
 	g.Expect(seen).To(Equal([]int{1, 0}), "both changes are reported")
-	panicking := NewWatcher(watcherOptions{Name: "w", Watcher: refuses{panics: true}, Kind: &corev1.ConfigMap{},
-		EventHandler: onAdd(nothing)})
+	panicking := NewWatcher(watcherOptions{
+		Name:         "w",
+		Watcher:      refuses{panics: true},
+		Kind:         &corev1.ConfigMap{},
+		EventHandler: onAdd(nothing),
+	})
 	g.Expect(func() { _ = r.Watch(t.Context(), conn, panicking) }).To(Panic())
 	g.Expect(r.names).To(BeEmpty())
 	g.Expect(conn.heldInformers()).To(BeEmpty())
@@ -737,7 +768,11 @@ func TestOnError(t *testing.T) {
 		var received []WatchError
 		release := make(chan struct{})
 		g.Expect(r.Watch(t.Context(), conn, NewWatcher(watcherOptions{
-			Name: "w", Watcher: &ctl{}, Kind: &corev1.ConfigMap{}, EventHandler: onAdd(nothing), Scope: scopedcache.Scope{
+			Name:         "w",
+			Watcher:      &ctl{},
+			Kind:         &corev1.ConfigMap{},
+			EventHandler: onAdd(nothing),
+			Scope: scopedcache.Scope{
 				Namespace: "n",
 			},
 			OnError: func(ctx context.Context, err WatchError) {
@@ -759,10 +794,17 @@ func TestOnError(t *testing.T) {
 		release <- struct{}{}
 		release <- struct{}{}
 		synctest.Wait()
-		expected := WatchError{Extension: r.Extension, Name: "w", Kind: corev1.SchemeGroupVersion.WithKind("ConfigMap"),
+		expected := WatchError{
+			Extension: r.Extension,
+			Name:      "w",
+			Kind:      corev1.SchemeGroupVersion.WithKind("ConfigMap"),
 			Scope: scopedcache.Scope{
 				Namespace: "n",
-			}, Identity: conn.Identity(), State: scopedcache.StateForbidden, Err: denied}
+			},
+			Identity: conn.Identity(),
+			State:    scopedcache.StateForbidden,
+			Err:      denied,
+		}
 		recovered := expected
 		recovered.State, recovered.Err = scopedcache.StateSynced, nil
 		g.Expect(received).To(Equal([]WatchError{expected, recovered}))
@@ -792,8 +834,11 @@ func TestOnErrorAfterReconnect(t *testing.T) {
 		first := connect(r, 1)
 		var received []scopedcache.State
 		g.Expect(r.Watch(t.Context(), first, NewWatcher(watcherOptions{
-			Name: "w", Watcher: &ctl{}, Kind: &corev1.ConfigMap{}, EventHandler: onAdd(nothing),
-			OnError: func(_ context.Context, err WatchError) { received = append(received, err.State) },
+			Name:         "w",
+			Watcher:      &ctl{},
+			Kind:         &corev1.ConfigMap{},
+			EventHandler: onAdd(nothing),
+			OnError:      func(_ context.Context, err WatchError) { received = append(received, err.State) },
 		}))).To(Succeed())
 		observe := first.informer("ConfigMap/").observe
 		first.end()
@@ -832,17 +877,22 @@ func TestHandlersGetCopies(t *testing.T) {
 		}
 	}
 	g.Expect(r.Watch(t.Context(), conn,
-		NewWatcher(watcherOptions{Name: "w", Watcher: &ctl{}, Kind: &corev1.ConfigMap{}, EventHandler: handler.Funcs{
-			CreateFunc: func(_ context.Context, e event.CreateEvent, _ workqueue.TypedRateLimitingInterface[ctrl.Request]) {
-				rename(e.Object)
+		NewWatcher(watcherOptions{
+			Name:    "w",
+			Watcher: &ctl{},
+			Kind:    &corev1.ConfigMap{},
+			EventHandler: handler.Funcs{
+				CreateFunc: func(_ context.Context, e event.CreateEvent, _ workqueue.TypedRateLimitingInterface[ctrl.Request]) {
+					rename(e.Object)
+				},
+				UpdateFunc: func(_ context.Context, e event.UpdateEvent, _ workqueue.TypedRateLimitingInterface[ctrl.Request]) {
+					rename(e.ObjectOld, e.ObjectNew)
+				},
+				DeleteFunc: func(_ context.Context, e event.DeleteEvent, _ workqueue.TypedRateLimitingInterface[ctrl.Request]) {
+					rename(e.Object)
+				},
 			},
-			UpdateFunc: func(_ context.Context, e event.UpdateEvent, _ workqueue.TypedRateLimitingInterface[ctrl.Request]) {
-				rename(e.ObjectOld, e.ObjectNew)
-			},
-			DeleteFunc: func(_ context.Context, e event.DeleteEvent, _ workqueue.TypedRateLimitingInterface[ctrl.Request]) {
-				rename(e.Object)
-			},
-		}}))).To(Succeed())
+		}))).To(Succeed())
 	kept := func() *corev1.ConfigMap { return &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: "kept"}} }
 	objects := []*corev1.ConfigMap{kept(), kept(), kept(), kept(), kept()}
 	h := conn.informer("ConfigMap/").handlers[0]
@@ -916,9 +966,13 @@ func TestUnwatchWhileResuming(t *testing.T) {
 		first := connect(r, 1)
 		g.Expect(r.Watch(t.Context(), first, configMaps(&ctl{}, nothing, ""))).To(Succeed())
 		first.disconnect(r)
-		second := &connection{epoch: 2, informers: map[string]*informer{}, hold: func(string) error {
-			return errors.New("not served")
-		}}
+		second := &connection{
+			epoch:     2,
+			informers: map[string]*informer{},
+			hold: func(string) error {
+				return errors.New("not served")
+			},
+		}
 		second.life, second.end = context.WithCancel(context.Background())
 		r.Connected(second)
 		<-time.After(time.Minute)
@@ -940,8 +994,11 @@ func TestOnErrorReceivesErrors(t *testing.T) {
 		var received []string
 		release := make(chan struct{})
 		g.Expect(r.Watch(t.Context(), first, NewWatcher(watcherOptions{
-			Name: "w", Watcher: &ctl{}, Kind: &corev1.ConfigMap{}, EventHandler: onAdd(nothing),
-			OnError: func(_ context.Context, err WatchError) { <-release; received = append(received, err.Err.Error()) },
+			Name:         "w",
+			Watcher:      &ctl{},
+			Kind:         &corev1.ConfigMap{},
+			EventHandler: onAdd(nothing),
+			OnError:      func(_ context.Context, err WatchError) { <-release; received = append(received, err.Err.Error()) },
 		}))).To(Succeed())
 		report := func(observe func(scopedcache.ScopeState), what string) {
 			observe(scopedcache.ScopeState{State: scopedcache.StateFailing, LastError: errors.New(what)})
@@ -998,15 +1055,28 @@ func TestMissedDeletions(t *testing.T) {
 		type queue = workqueue.TypedRateLimitingInterface[reconcile.Request]
 		c := &ctl{}
 		g.Expect(r.Watch(t.Context(), first,
-			NewWatcher(watcherOptions{Name: "w", Kind: &corev1.ConfigMap{}, Watcher: c, EventHandler: handler.Funcs{
-				CreateFunc: func(_ context.Context, e event.CreateEvent, _ queue) { note("create", e.Object) },
-				DeleteFunc: func(_ context.Context, e event.DeleteEvent, _ queue) { note("delete", e.Object) },
-			}}))).To(Succeed())
+			NewWatcher(watcherOptions{
+				Name:    "w",
+				Kind:    &corev1.ConfigMap{},
+				Watcher: c,
+				EventHandler: handler.Funcs{
+					CreateFunc: func(_ context.Context, e event.CreateEvent, _ queue) { note("create", e.Object) },
+					DeleteFunc: func(_ context.Context, e event.DeleteEvent, _ queue) { note("delete", e.Object) },
+				},
+			}))).To(Succeed())
 		labels := map[string]string{"l": "v"}
 		object := func(name, uid string) *corev1.ConfigMap {
-			return &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: name, UID: types.UID(uid),
-				Labels: labels, Annotations: map[string]string{"a": "v"},
-				OwnerReferences: []metav1.OwnerReference{{Name: "owner"}}}, Data: map[string]string{"content": "secret"}}
+			return &corev1.ConfigMap{
+				ObjectMeta: metav1.ObjectMeta{
+					Namespace:       "ns",
+					Name:            name,
+					UID:             types.UID(uid),
+					Labels:          labels,
+					Annotations:     map[string]string{"a": "v"},
+					OwnerReferences: []metav1.OwnerReference{{Name: "owner"}},
+				},
+				Data: map[string]string{"content": "secret"},
+			}
 		}
 		began := first.informer("ConfigMap/").handlers[0]
 		for _, name := range []string{"stays", "goes", "goes too", "is another", "comes back", "was deleted"} {
@@ -1036,9 +1106,13 @@ func TestMissedDeletions(t *testing.T) {
 		close(informer.synced)
 		g.Expect(seen()).To(ConsistOf("delete goes", "delete goes too"))
 		g.Expect(last).
-			To(Equal(&corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: last.GetName(), UID: "1",
+			To(Equal(&corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{
+				Namespace:       "ns",
+				Name:            last.GetName(),
+				UID:             "1",
 				Labels:          map[string]string{"l": "v"},
-				OwnerReferences: []metav1.OwnerReference{{Name: "owner"}}}}))
+				OwnerReferences: []metav1.OwnerReference{{Name: "owner"}},
+			}}))
 		last.GetLabels()["l"] = "changed"
 		g.Expect(labels).To(HaveKeyWithValue("l", "v"), "handlers get copies")
 		informer.handlers[0].OnDelete(object("stays", "1"))
@@ -1063,8 +1137,10 @@ func TestTypeOfTwoKinds(t *testing.T) {
 	group := schema.GroupVersion{Group: "example.com", Version: "v1"}
 	scheme.AddKnownTypes(corev1.SchemeGroupVersion, &corev1.ConfigMap{})
 	scheme.AddKnownTypes(group, &corev1.ConfigMap{})
-	named := &corev1.ConfigMap{TypeMeta: metav1.TypeMeta{APIVersion: group.String(), Kind: "ConfigMap"},
-		Data: map[string]string{"content": "x"}}
+	named := &corev1.ConfigMap{
+		TypeMeta: metav1.TypeMeta{APIVersion: group.String(), Kind: "ConfigMap"},
+		Data:     map[string]string{"content": "x"},
+	}
 	p, err := partOf(named, scopedcache.Scope{}, scheme)
 	g.Expect(err).NotTo(HaveOccurred())
 	held := newWatch(newRegistration(newRegistry(), Spec{name: "w"}), p, "").example()

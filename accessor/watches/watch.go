@@ -40,8 +40,14 @@ type registration struct {
 }
 
 func newRegistration(registry *Registry, wanted Spec) *registration {
-	return &registration{registry: registry, name: wanted.name, content: wanted.content, onError: wanted.onError,
-		turn: make(chan struct{}, 1), parts: map[unique.Handle[part]]*watch{}}
+	return &registration{
+		registry: registry,
+		name:     wanted.name,
+		content:  wanted.content,
+		onError:  wanted.onError,
+		turn:     make(chan struct{}, 1),
+		parts:    map[unique.Handle[part]]*watch{},
+	}
 }
 
 // ready stores the controller's handler and attaches it to the existing parts. Later parts use the
@@ -296,8 +302,15 @@ func (w *watch) reportAll(conn Connection) {
 		}
 		if news {
 			w.call(conn, nil, func() {
-				w.reg.onError(withHandlerMark(conn.Life()), WatchError{Extension: w.reg.registry.Extension, Name: w.reg.name,
-					Kind: w.part.Value().kind, Scope: w.scope, Identity: conn.Identity(), State: state.State, Err: state.LastError})
+				w.reg.onError(withHandlerMark(conn.Life()), WatchError{
+					Extension: w.reg.registry.Extension,
+					Name:      w.reg.name,
+					Kind:      w.part.Value().kind,
+					Scope:     w.scope,
+					Identity:  conn.Identity(),
+					State:     state.State,
+					Err:       state.LastError,
+				})
 			})
 		}
 	}

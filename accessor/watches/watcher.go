@@ -87,9 +87,13 @@ func (w *typedWatcher[object, request]) Spec(scheme *runtime.Scheme) (Spec, erro
 	if err != nil {
 		return Spec{}, errors.WithMessagef(err, "watch %q", w.options.Name)
 	}
-	result := Spec{name: w.options.Name, parts: []partObject{whole}, dependent: w.options.Dependent,
-		onError: w.options.OnError,
-		start:   starter(w.options.Name, w.options.Watcher, w.options.EventHandler, w.options.Predicates)}
+	result := Spec{
+		name:      w.options.Name,
+		parts:     []partObject{whole},
+		dependent: w.options.Dependent,
+		onError:   w.options.OnError,
+		start:     starter(w.options.Name, w.options.Watcher, w.options.EventHandler, w.options.Predicates),
+	}
 	return result, result.validate(w.options.Watcher == nil, w.options.EventHandler == nil)
 }
 
@@ -118,8 +122,13 @@ func (w *typedContentWatch[request]) Name() string             { return w.option
 func (w *typedContentWatch[request]) Objects() []client.Object { return w.options.Objects }
 
 func (w *typedContentWatch[request]) Spec(scheme *runtime.Scheme) (Spec, error) {
-	result := Spec{name: w.options.Name, content: true, dependent: w.options.Dependent, onError: w.options.OnError,
-		start: starter(w.options.Name, w.options.Watcher, w.options.EventHandler, w.options.Predicates)}
+	result := Spec{
+		name:      w.options.Name,
+		content:   true,
+		dependent: w.options.Dependent,
+		onError:   w.options.OnError,
+		start:     starter(w.options.Name, w.options.Watcher, w.options.EventHandler, w.options.Predicates),
+	}
 	seen := map[unique.Handle[part]]bool{}
 	for _, object := range w.options.Objects {
 		scope := w.options.Scope

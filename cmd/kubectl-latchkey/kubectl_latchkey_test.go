@@ -20,10 +20,16 @@ import (
 var now = time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
 
 func connection(state, reason string) *v1alpha1.Connection {
-	return &v1alpha1.Connection{ObjectMeta: metav1.ObjectMeta{Name: "team-b"}, Status: v1alpha1.ConnectionStatus{
-		State: state, Reason: reason, Message: "some\n message", Source: "serviceaccount b/deployer",
-		Since: &metav1.Time{Time: now.Add(-2 * time.Minute)},
-	}}
+	return &v1alpha1.Connection{
+		ObjectMeta: metav1.ObjectMeta{Name: "team-b"},
+		Status: v1alpha1.ConnectionStatus{
+			State:   state,
+			Reason:  reason,
+			Message: "some\n message",
+			Source:  "serviceaccount b/deployer",
+			Since:   &metav1.Time{Time: now.Add(-2 * time.Minute)},
+		},
+	}
 }
 
 // For each reason of the page for the people on call, why says what to do.
@@ -69,8 +75,14 @@ func (m mapper) RESTMapping(kind schema.GroupKind, versions ...string) (*meta.RE
 }
 
 func scope(state, apiVersion, kind, namespace string) v1alpha1.Scope {
-	return v1alpha1.Scope{Status: v1alpha1.ScopeStatus{State: state, Selection: v1alpha1.Selection{APIVersion: apiVersion,
-		Kind: kind, Namespace: namespace}}}
+	return v1alpha1.Scope{Status: v1alpha1.ScopeStatus{
+		State: state,
+		Selection: v1alpha1.Selection{
+			APIVersion: apiVersion,
+			Kind:       kind,
+			Namespace:  namespace,
+		},
+	}}
 }
 
 // The roles allow exactly the scopes: list and watch, in their namespaces, by their resources.
@@ -133,8 +145,12 @@ func TestRolesGrantNothingElse(t *testing.T) {
 	}
 	verbs := []string{"list", "watch"}
 	g.Expect(rules(named("Secret", "metadata.name=y"), named("Secret", "metadata.name=x"),
-		scope("Synced", "v1", "ConfigMap", "b"))).To(Equal([]rbacv1.PolicyRule{{APIGroups: []string{""},
-		Resources: []string{"secrets"}, ResourceNames: []string{"x", "y"}, Verbs: verbs}}))
+		scope("Synced", "v1", "ConfigMap", "b"))).To(Equal([]rbacv1.PolicyRule{{
+		APIGroups:     []string{""},
+		Resources:     []string{"secrets"},
+		ResourceNames: []string{"x", "y"},
+		Verbs:         verbs,
+	}}))
 	all := []rbacv1.PolicyRule{{APIGroups: []string{""}, Resources: []string{"secrets"}, Verbs: verbs}}
 	g.Expect(rules(named("Secret", "metadata.name=y"), named("Secret", ""))).To(Equal(all))
 	g.Expect(rules(named("Secret", ""), named("Secret", "metadata.name=y"))).To(Equal(all))

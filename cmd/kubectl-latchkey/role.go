@@ -92,13 +92,20 @@ func rulesFor(namesByResource map[schema.GroupResource][]string) (rules []rbacv1
 			byGroup[resource.Group] = append(byGroup[resource.Group], resource.Resource)
 			continue
 		}
-		rules = append(rules, rbacv1.PolicyRule{APIGroups: []string{resource.Group}, Resources: []string{resource.Resource},
-			ResourceNames: slices.Sorted(slices.Values(names)), Verbs: []string{"list", "watch"}})
+		rules = append(rules, rbacv1.PolicyRule{
+			APIGroups:     []string{resource.Group},
+			Resources:     []string{resource.Resource},
+			ResourceNames: slices.Sorted(slices.Values(names)),
+			Verbs:         []string{"list", "watch"},
+		})
 	}
 	for group, resources := range byGroup {
 		slices.Sort(resources)
-		rules = append(rules, rbacv1.PolicyRule{APIGroups: []string{group}, Resources: resources,
-			Verbs: []string{"list", "watch"}})
+		rules = append(rules, rbacv1.PolicyRule{
+			APIGroups: []string{group},
+			Resources: resources,
+			Verbs:     []string{"list", "watch"},
+		})
 	}
 	slices.SortFunc(rules, func(a, b rbacv1.PolicyRule) int {
 		return cmp.Or(slices.Compare(a.APIGroups, b.APIGroups), cmp.Compare(len(a.ResourceNames), len(b.ResourceNames)),
@@ -120,8 +127,12 @@ func rolesIn(namespace, name string, subject rbacv1.Subject, rules []rbacv1.Poli
 	if namespace == "" {
 		return []runtime.Object{
 			&rbacv1.ClusterRole{TypeMeta: meta("ClusterRole"), ObjectMeta: metadata, Rules: rules},
-			&rbacv1.ClusterRoleBinding{TypeMeta: meta("ClusterRoleBinding"), ObjectMeta: metadata, Subjects: subjects,
-				RoleRef: ref("ClusterRole")},
+			&rbacv1.ClusterRoleBinding{
+				TypeMeta:   meta("ClusterRoleBinding"),
+				ObjectMeta: metadata,
+				Subjects:   subjects,
+				RoleRef:    ref("ClusterRole"),
+			},
 		}
 	}
 	return []runtime.Object{

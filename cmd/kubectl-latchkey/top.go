@@ -60,8 +60,10 @@ func (c *cli) top(ctx context.Context, out io.Writer, by string, allNamespaces b
 	group, ctx := errgroup.WithContext(ctx)
 	group.SetLimit(parallelGets)
 	for i := range found {
-		usages[i] = usageOf{name: strings.TrimPrefix(found[i].Namespace+"/"+found[i].Name, "/"),
-			informers: int64(found[i].Status.Scopes)}
+		usages[i] = usageOf{
+			name:      strings.TrimPrefix(found[i].Namespace+"/"+found[i].Name, "/"),
+			informers: int64(found[i].Status.Scopes),
+		}
 		if usages[i].informers > 0 { // only the answer to a get counts objects
 			group.Go(func() (err error) {
 				usages[i].objects, err = c.objects(ctx, connections, &found[i])

@@ -73,8 +73,13 @@ func (m *managerFlags) check(ctx context.Context, restConfig *rest.Config, optio
 	case <-mgr.Elected():
 	}
 
-	c := checker{mgr: mgr, connections: connections, kind: options.Object.GetObjectKind().GroupVersionKind().Kind,
-		list: &unstructured.UnstructuredList{}, out: untrusted.Terminal(os.Stdout)}
+	c := checker{
+		mgr:         mgr,
+		connections: connections,
+		kind:        options.Object.GetObjectKind().GroupVersionKind().Kind,
+		list:        &unstructured.UnstructuredList{},
+		out:         untrusted.Terminal(os.Stdout),
+	}
 	c.list.SetGroupVersionKind(options.Object.GetObjectKind().GroupVersionKind())
 	c.list.SetKind(c.kind + "List")
 	states, err := c.wait(ctx, patience)

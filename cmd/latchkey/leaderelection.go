@@ -36,8 +36,10 @@ func (m *managerFlags) elect(restConfig *rest.Config, options *manager.Options) 
 		return nil, nil, err
 	}
 	lock, err := leaderelection.NewResourceLock(restConfig, recorders, leaderelection.Options{
-		LeaderElection: true, LeaderElectionID: m.leaderElectionID, LeaderElectionNamespace: m.leaderElectionNamespace,
-		RenewDeadline: renewDeadline,
+		LeaderElection:          true,
+		LeaderElectionID:        m.leaderElectionID,
+		LeaderElectionNamespace: m.leaderElectionNamespace,
+		RenewDeadline:           renewDeadline,
 	})
 	if err != nil {
 		recorders.broadcaster.Shutdown()

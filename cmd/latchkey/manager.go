@@ -132,11 +132,13 @@ func (m *managerFlags) options() (clustercache.Options, error) {
 	switch m.credentials {
 	case "tokens":
 		options.Credentials = credential.ServiceAccountTokens(credential.ServiceAccountOptions{
-			NamespacePath: m.namespacePath, NamePath: m.namePath,
+			NamespacePath: m.namespacePath,
+			NamePath:      m.namePath,
 		})
 	case "impersonation":
 		options.Credentials = credential.Impersonation(credential.ImpersonationOptions{
-			NamespacePath: m.namespacePath, NamePath: m.namePath,
+			NamespacePath: m.namespacePath,
+			NamePath:      m.namePath,
 		})
 	case "kubeconfigs":
 		secrets := credential.KubeconfigOptions{Namespace: m.secretNamespace, NamePath: m.secretPath, Key: m.secretKey}

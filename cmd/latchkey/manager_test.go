@@ -132,8 +132,11 @@ func TestEndsWithin(t *testing.T) {
 		err         string
 	}{
 		"a shutdown in time": {takes: shutdownTimeout - time.Second, want: shutdownTimeout - time.Second, err: "ended"},
-		"one that hangs": {takes: time.Hour, want: shutdownTimeout,
-			err: "shutdown did not complete within 9s of the signal"},
+		"one that hangs": {
+			takes: time.Hour,
+			want:  shutdownTimeout,
+			err:   "shutdown did not complete within 9s of the signal",
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {

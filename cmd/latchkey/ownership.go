@@ -80,8 +80,12 @@ func (m *managerFlags) share(ctx context.Context, restConfig *rest.Config, manag
 		return nil, err
 	}
 	if m.sharing.ring == "" {
-		engine, err := buckets.New(restConfig, buckets.Options{Name: m.leaderElectionID, Namespace: namespace,
-			Buckets: m.sharing.buckets, HandOverTimeout: handOverTimeout})
+		engine, err := buckets.New(restConfig, buckets.Options{
+			Name:            m.leaderElectionID,
+			Namespace:       namespace,
+			Buckets:         m.sharing.buckets,
+			HandOverTimeout: handOverTimeout,
+		})
 		if err != nil {
 			return nil, errors.WithMessage(err, "--buckets")
 		}
@@ -89,8 +93,11 @@ func (m *managerFlags) share(ctx context.Context, restConfig *rest.Config, manag
 			fmt.Sprintf("replicas that share by %d buckets", m.sharing.buckets))
 		return engine.HandOver(ctx), err
 	}
-	engine, err := controllersharding.New(restConfig, controllersharding.Options{Ring: m.sharing.ring,
-		Shard: m.sharing.shard, Namespace: namespace})
+	engine, err := controllersharding.New(restConfig, controllersharding.Options{
+		Ring:      m.sharing.ring,
+		Shard:     m.sharing.shard,
+		Namespace: namespace,
+	})
 	if err != nil {
 		return nil, errors.WithMessage(err, "--ring")
 	}
@@ -110,7 +117,9 @@ func (m *managerFlags) share(ctx context.Context, restConfig *rest.Config, manag
 func (m *managerFlags) withLeaderLease(engine ownership.Engine, restConfig *rest.Config,
 	namespace, holder string) (ownership.Engine, error) {
 	return ownership.WithLeaderLease(engine, restConfig, ownership.LeaderOptions{
-		Lease: types.NamespacedName{Namespace: namespace, Name: m.leaderElectionID}, Holder: holder})
+		Lease:  types.NamespacedName{Namespace: namespace, Name: m.leaderElectionID},
+		Holder: holder,
+	})
 }
 
 // leaseNamespace returns the namespace of the leases: the flag's, or that of the Pod.

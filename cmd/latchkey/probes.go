@@ -29,6 +29,9 @@ func (m *managerFlags) serveProbes(ctx context.Context, mgr manager.Manager, rea
 		mux.Handle(path, handler)
 		mux.Handle(path+"/", handler) // for a single check
 	}
-	return mgr.Add(&manager.Server{Name: "health probe", Listener: listener,
-		Server: &http.Server{Handler: mux, ReadHeaderTimeout: 32 * time.Second, IdleTimeout: 90 * time.Second}})
+	return mgr.Add(&manager.Server{
+		Name:     "health probe",
+		Listener: listener,
+		Server:   &http.Server{Handler: mux, ReadHeaderTimeout: 32 * time.Second, IdleTimeout: 90 * time.Second},
+	})
 }

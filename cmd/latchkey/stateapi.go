@@ -52,8 +52,11 @@ func (s *stateFlags) setUp(mgr manager.Manager, connections clustercache.Cluster
 	if !s.enabled {
 		return nil
 	}
-	options := stateapi.Options{Group: s.group, Config: mgr.GetConfig(),
-		Service: stateapi.ServiceOptions{Namespace: s.namespace, Name: s.service}}
+	options := stateapi.Options{
+		Group:   s.group,
+		Config:  mgr.GetConfig(),
+		Service: stateapi.ServiceOptions{Namespace: s.namespace, Name: s.service},
+	}
 	if s.namespace == "" {
 		content, err := os.ReadFile(namespaceFile)
 		if err != nil {

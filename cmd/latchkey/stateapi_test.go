@@ -220,8 +220,13 @@ func TestStateAPI(t *testing.T) {
 	// Another replica waits, and two clients watch.
 	second := startReplica(t, kubeconfig, "10.1.2.4")
 	network.replicas.Store(&[]*replica{first, second})
-	direct := &http.Client{Timeout: time.Second, Transport: &http.Transport{DisableKeepAlives: true,
-		TLSClientConfig: &tls.Config{InsecureSkipVerify: true}}} //nolint:gosec // only whether it answers
+	direct := &http.Client{
+		Timeout: time.Second,
+		Transport: &http.Transport{
+			DisableKeepAlives: true,
+			TLSClientConfig:   &tls.Config{InsecureSkipVerify: true},
+		},
+	} //nolint:gosec // only whether it answers
 	watching, stopWatching := context.WithCancel(t.Context())
 	var both atomic.Bool
 	var background sync.WaitGroup
@@ -320,8 +325,11 @@ func watchConnections(ctx context.Context, t *testing.T, cp *controlplane.Contro
 	t.Helper()
 	client, err := dynamic.NewForConfig(cp.Config())
 	NewWithT(t).Expect(err).NotTo(HaveOccurred())
-	informer := dynamicinformer.NewFilteredDynamicInformer(client, schema.GroupVersionResource{Group: "state.latchkey.dev",
-		Version: "v1alpha1", Resource: "connections"}, metav1.NamespaceAll, 0, cache.Indexers{}, nil).Informer()
+	informer := dynamicinformer.NewFilteredDynamicInformer(client, schema.GroupVersionResource{
+		Group:    "state.latchkey.dev",
+		Version:  "v1alpha1",
+		Resource: "connections",
+	}, metav1.NamespaceAll, 0, cache.Indexers{}, nil).Informer()
 	s := &seen{}
 	_, err = informer.AddEventHandler(cache.ResourceEventHandlerFuncs{
 		AddFunc:    func(object any) { s.note("+", object) },

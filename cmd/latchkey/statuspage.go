@@ -102,9 +102,18 @@ func (s *statusFlags) setUp(ctx context.Context, mgr manager.Manager, connection
 	if err := mgr.Add(page); err != nil {
 		return err
 	}
-	return mgr.Add(&manager.Server{Name: "status page", Listener: listener, ShutdownTimeout: new(time.Second),
-		Server: &http.Server{Handler: mux, TLSConfig: tlsConfig, ReadHeaderTimeout: 10 * time.Second,
-			IdleTimeout: 90 * time.Second, MaxHeaderBytes: 64 << 10}})
+	return mgr.Add(&manager.Server{
+		Name:            "status page",
+		Listener:        listener,
+		ShutdownTimeout: new(time.Second),
+		Server: &http.Server{
+			Handler:           mux,
+			TLSConfig:         tlsConfig,
+			ReadHeaderTimeout: 10 * time.Second,
+			IdleTimeout:       90 * time.Second,
+			MaxHeaderBytes:    64 << 10,
+		},
+	})
 }
 
 func (s *statusFlags) tlsConfig(mgr manager.Manager) (*tls.Config, error) {

@@ -249,8 +249,12 @@ func conditions(err error) []metav1.Condition {
 	case connected.Status != metav1.ConditionTrue:
 		return []metav1.Condition{
 			connected,
-			{Type: Installed, Status: metav1.ConditionUnknown, Reason: "NotConnected",
-				Message: "the installed content is unknown while the extension is not connected"},
+			{
+				Type:    Installed,
+				Status:  metav1.ConditionUnknown,
+				Reason:  "NotConnected",
+				Message: "the installed content is unknown while the extension is not connected",
+			},
 		}
 	default:
 		reason := string(apierrors.ReasonForError(err)) // Forbidden, NotFound, …

@@ -51,7 +51,8 @@ func TestContentOperator(t *testing.T) {
 	mgr, err := ctrl.NewManager(operatorConfig, manager.Options{Metrics: metricsserver.Options{BindAddress: "0"}})
 	g.Expect(err).NotTo(HaveOccurred())
 	connections, err := clustercache.SetupWithManager(ctx, mgr, clustercache.Options{
-		Client: clustercache.ClientOptions{UserAgent: "contentoperator"}, AllowIdentity: clustercache.GuardedByAdmission,
+		Client:        clustercache.ClientOptions{UserAgent: "contentoperator"},
+		AllowIdentity: clustercache.GuardedByAdmission,
 	}, controller.Options{})
 	g.Expect(err).NotTo(HaveOccurred())
 	g.Expect(SetupWithManager(mgr, connections, controller.Options{})).To(Succeed())
@@ -104,23 +105,30 @@ func TestContentOperator(t *testing.T) {
 	g.Expect(condition(Installed)().Message).To(ContainSubstring("system:serviceaccount:default:red"))
 
 	// With the permission, but without content.
-	g.Expect(admin.Create(ctx, &rbacv1.Role{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "red"},
+	g.Expect(admin.Create(ctx, &rbacv1.Role{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "red"},
 		Rules: []rbacv1.PolicyRule{
 			{APIGroups: []string{""}, Resources: []string{"configmaps", "services"}, Verbs: []string{"*"}},
-		}})).To(Succeed())
-	g.Expect(admin.Create(ctx, &rbacv1.RoleBinding{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "red"},
-		RoleRef: rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "Role", Name: "red"}, Subjects: []rbacv1.Subject{
+		},
+	})).To(Succeed())
+	g.Expect(admin.Create(ctx, &rbacv1.RoleBinding{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "red"},
+		RoleRef:    rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "Role", Name: "red"},
+		Subjects: []rbacv1.Subject{
 			{Kind: "ServiceAccount", Namespace: "default", Name: "red"},
-		}})).To(Succeed())
+		},
+	})).To(Succeed())
 	eventually(condition(Installed)).Should(Satisfy(is(metav1.ConditionFalse, "NotFound")))
 
 	// The content appears and is installed for extension red.
-	content := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "red"},
+	content := &corev1.ConfigMap{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "red"},
 		Data: map[string]string{
 			"a.yaml": "apiVersion: v1\nkind: ConfigMap\nmetadata: {name: greeting}\ndata: {hello: world}\n---\n",
 			"b.yaml": "apiVersion: v1\nkind: Service\nmetadata: {name: shop}\nspec: {selector: {app: shop}, ports: " +
 				"[{port: 80}]}\n",
-		}}
+		},
+	}
 	g.Expect(admin.Create(ctx, content)).To(Succeed())
 	eventually(condition(Installed)).Should(Satisfy(is(metav1.ConditionTrue, "Applied")))
 	greeting := &corev1.ConfigMap{}
@@ -184,17 +192,25 @@ func TestContentOperator(t *testing.T) {
 	}
 	g.Expect(admin.Create(ctx,
 		&corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Namespace: "elsewhere", Name: "blue"}})).To(Succeed())
-	g.Expect(admin.Create(ctx, &rbacv1.Role{ObjectMeta: metav1.ObjectMeta{Namespace: "elsewhere", Name: "blue"},
-		Rules: []rbacv1.PolicyRule{{APIGroups: []string{""}, Resources: []string{"configmaps"}, Verbs: []string{"*"}}}})).
+	g.Expect(admin.Create(ctx, &rbacv1.Role{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "elsewhere", Name: "blue"},
+		Rules:      []rbacv1.PolicyRule{{APIGroups: []string{""}, Resources: []string{"configmaps"}, Verbs: []string{"*"}}},
+	})).
 		To(Succeed())
-	g.Expect(admin.Create(ctx, &rbacv1.RoleBinding{ObjectMeta: metav1.ObjectMeta{Namespace: "elsewhere", Name: "blue"},
-		RoleRef: rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "Role", Name: "blue"}, Subjects: []rbacv1.Subject{
+	g.Expect(admin.Create(ctx, &rbacv1.RoleBinding{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "elsewhere", Name: "blue"},
+		RoleRef:    rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "Role", Name: "blue"},
+		Subjects: []rbacv1.Subject{
 			{Kind: "ServiceAccount", Namespace: "elsewhere", Name: "blue"},
-		}})).To(Succeed())
+		},
+	})).To(Succeed())
 	g.Expect(admin.Create(ctx,
-		&corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: "elsewhere", Name: "red"}, Data: map[string]string{
-			"a.yaml": "apiVersion: v1\nkind: ConfigMap\nmetadata: {name: greeting}\n",
-		}})).To(Succeed())
+		&corev1.ConfigMap{
+			ObjectMeta: metav1.ObjectMeta{Namespace: "elsewhere", Name: "red"},
+			Data: map[string]string{
+				"a.yaml": "apiVersion: v1\nkind: ConfigMap\nmetadata: {name: greeting}\n",
+			},
+		})).To(Succeed())
 	moveTo("blue")
 	eventually(condition(Installed)).Should(Satisfy(is(metav1.ConditionTrue, "Applied")))
 	eventually(watches).

@@ -121,9 +121,14 @@ func NewServer(store any, options apiserver.ExtensionAPIServerOptions) (*apiserv
 	return server, apiserver.InstallStore(server, &v1alpha1.Reservation{}, &v1alpha1.ReservationList{}, "reservations",
 		"reservation", v1alpha1.GroupVersion.WithKind("Reservation"), store, apiserver.Namespaced(),
 		apiserver.ShortNames("rsv"), apiserver.FieldSelectors("spec.room"), apiserver.Columns(
-			apiserver.Column[*v1alpha1.Reservation]{Name: "Room",
-				Cell: func(r *v1alpha1.Reservation) any { return r.Spec.Room }},
-			apiserver.Column[*v1alpha1.Reservation]{Name: "Seats", Type: "integer",
-				Cell: func(r *v1alpha1.Reservation) any { return int64(r.Spec.Seats) }},
+			apiserver.Column[*v1alpha1.Reservation]{
+				Name: "Room",
+				Cell: func(r *v1alpha1.Reservation) any { return r.Spec.Room },
+			},
+			apiserver.Column[*v1alpha1.Reservation]{
+				Name: "Seats",
+				Type: "integer",
+				Cell: func(r *v1alpha1.Reservation) any { return int64(r.Spec.Seats) },
+			},
 		))
 }

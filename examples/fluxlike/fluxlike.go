@@ -46,8 +46,10 @@ const (
 // serviceAccountOf returns the ServiceAccount that a Release acts as.
 func serviceAccountOf(object client.Object) (types.NamespacedName, error) {
 	release := object.(*Release)
-	return types.NamespacedName{Namespace: release.Namespace,
-		Name: cmp.Or(release.Spec.ServiceAccountName, DefaultServiceAccount)}, nil
+	return types.NamespacedName{
+		Namespace: release.Namespace,
+		Name:      cmp.Or(release.Spec.ServiceAccountName, DefaultServiceAccount),
+	}, nil
 }
 
 // SetupWithManager adds the ClusterCache and the controller to the manager, whose scheme must have
@@ -114,9 +116,13 @@ func (r *reconciler) release(ctx context.Context, connection clustercache.Bound,
 		return err
 	}
 	err = connection.Watch(ctx, clustercache.NewWatcher(clustercache.WatcherOptions{
-		Name: name + "/configmaps", Watcher: r.controller, Kind: &corev1.ConfigMap{},
-		Scope: clustercache.Scope{Namespace: release.Namespace, // one object: nothing else is sent and kept
-			FieldSelector: fields.OneTermEqualSelector("metadata.name", release.Name)},
+		Name:    name + "/configmaps",
+		Watcher: r.controller,
+		Kind:    &corev1.ConfigMap{},
+		Scope: clustercache.Scope{
+			Namespace:     release.Namespace, // one object: nothing else is sent and kept
+			FieldSelector: fields.OneTermEqualSelector("metadata.name", release.Name),
+		},
 		EventHandler: clustercache.EnqueueFor(client.ObjectKeyFromObject(release)),
 	}))
 	if err != nil {
@@ -150,8 +156,12 @@ func (r *reconciler) finalize(ctx context.Context, connection clustercache.Bound
 // report writes the conditions, and returns the error if the controller should try again.
 func (r *reconciler) report(ctx context.Context, connection clustercache.Bound, release *Release, err error) error {
 	connected := clustercache.Condition(err, release.Generation)
-	released := metav1.Condition{Type: conditionReleased, Status: metav1.ConditionTrue, Reason: "Applied",
-		ObservedGeneration: release.Generation}
+	released := metav1.Condition{
+		Type:               conditionReleased,
+		Status:             metav1.ConditionTrue,
+		Reason:             "Applied",
+		ObservedGeneration: release.Generation,
+	}
 	switch {
 	case clustercache.ReportedElsewhere(err):
 		return nil // a newer version of the Release or of the connection leads here again, or on another replica
@@ -177,8 +187,12 @@ func (r *reconciler) report(ctx context.Context, connection clustercache.Bound, 
 // watched returns the condition that says whether changes of the ConfigMap are noticed: whether the
 // ServiceAccount may list and watch it.
 func watched(ctx context.Context, connection clustercache.Bound, release *Release) metav1.Condition {
-	condition := metav1.Condition{Type: conditionWatched, Status: metav1.ConditionUnknown, Reason: "NotConnected",
-		ObservedGeneration: release.Generation}
+	condition := metav1.Condition{
+		Type:               conditionWatched,
+		Status:             metav1.ConditionUnknown,
+		Reason:             "NotConnected",
+		ObservedGeneration: release.Generation,
+	}
 	state, _ := connection.GetConnectionState(ctx)
 	if state.Phase == clustercache.PhaseConnected {
 		condition.Reason = "NotWatched"

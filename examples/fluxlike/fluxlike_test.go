@@ -92,11 +92,16 @@ func (w *world) at(namespace string) metav1.ObjectMeta {
 }
 
 func (w *world) grant(namespace string) {
-	w.g.Expect(w.Create(w.ctx, &rbacv1.Role{ObjectMeta: w.at(namespace), Rules: []rbacv1.PolicyRule{
-		{APIGroups: []string{""}, Resources: []string{"configmaps"}, Verbs: []string{"*"}}}})).To(Succeed())
-	w.g.Expect(w.Create(w.ctx, &rbacv1.RoleBinding{ObjectMeta: w.at(namespace),
-		RoleRef:  rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "Role", Name: DefaultServiceAccount},
-		Subjects: []rbacv1.Subject{{Kind: "ServiceAccount", Namespace: namespace, Name: DefaultServiceAccount}}})).
+	w.g.Expect(w.Create(w.ctx, &rbacv1.Role{
+		ObjectMeta: w.at(namespace),
+		Rules: []rbacv1.PolicyRule{
+			{APIGroups: []string{""}, Resources: []string{"configmaps"}, Verbs: []string{"*"}}},
+	})).To(Succeed())
+	w.g.Expect(w.Create(w.ctx, &rbacv1.RoleBinding{
+		ObjectMeta: w.at(namespace),
+		RoleRef:    rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "Role", Name: DefaultServiceAccount},
+		Subjects:   []rbacv1.Subject{{Kind: "ServiceAccount", Namespace: namespace, Name: DefaultServiceAccount}},
+	})).
 		To(Succeed())
 }
 
@@ -106,8 +111,11 @@ func (w *world) revoke(namespace string) {
 	w.eventually(func() bool { // until the API server knows
 		review := &authorizationv1.SubjectAccessReview{Spec: authorizationv1.SubjectAccessReviewSpec{
 			User: "system:serviceaccount:" + namespace + ":" + DefaultServiceAccount,
-			ResourceAttributes: &authorizationv1.ResourceAttributes{Namespace: namespace, Verb: "delete",
-				Resource: "configmaps"}}}
+			ResourceAttributes: &authorizationv1.ResourceAttributes{
+				Namespace: namespace,
+				Verb:      "delete",
+				Resource:  "configmaps",
+			}}}
 		w.g.Expect(w.Create(w.ctx, review)).To(Succeed())
 		return review.Status.Allowed
 	}).Should(BeFalse())
@@ -165,8 +173,10 @@ func TestReleases(t *testing.T) {
 	w.deployer("shop")
 	key := w.release("shop")
 	g.Expect(w.content(key)()).To(Equal(hello))
-	drifted := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: key.Namespace, Name: key.Name},
-		Data: map[string]string{"hello": "moon"}}
+	drifted := &corev1.ConfigMap{
+		ObjectMeta: metav1.ObjectMeta{Namespace: key.Namespace, Name: key.Name},
+		Data:       map[string]string{"hello": "moon"},
+	}
 	g.Expect(w.Update(w.ctx, drifted)).To(Succeed())
 	w.eventually(w.content(key)).Should(Equal(hello), "the operator repairs drift")
 	w.eventually(w.condition(key, "Watched")).Should(HavePrefix("True Synced"))
@@ -222,7 +232,8 @@ func TestReleases(t *testing.T) {
 			restore: func(ns string) {
 				g.Expect(w.Create(w.ctx, &corev1.ServiceAccount{ObjectMeta: w.at(ns)})).To(Succeed())
 			},
-			conditionType: "Connected", condition: "False ServiceAccountNotFound",
+			conditionType: "Connected",
+			condition:     "False ServiceAccountNotFound",
 		},
 		"role": {remove: w.revoke, restore: w.grant, conditionType: "Released", condition: "False Forbidden"},
 		"reference": {
@@ -230,7 +241,8 @@ func TestReleases(t *testing.T) {
 			restore: func(ns string) {
 				w.patch(ns, `{"metadata":{"annotations":{"`+OrphanAnnotation+`":"true"}}}`)
 			},
-			conditionType: "Connected", condition: "False ServiceAccountNotFound",
+			conditionType: "Connected",
+			condition:     "False ServiceAccountNotFound",
 		},
 	} {
 		w.deployer(what)
@@ -263,8 +275,10 @@ func TestReleases(t *testing.T) {
 		return w.isGone(key)() || strings.HasPrefix(w.condition(key, "Connected")(), "False ServiceAccountNotFound") &&
 			strings.Contains(w.condition(key, "Released")(), OrphanAnnotation)
 	}).Should(BeTrue())
-	g.Expect(client.IgnoreNotFound(w.Patch(w.ctx, &Release{ObjectMeta: metav1.ObjectMeta{Namespace: "whole",
-		Name: greeting.Name}}, client.RawPatch("application/merge-patch+json",
+	g.Expect(client.IgnoreNotFound(w.Patch(w.ctx, &Release{ObjectMeta: metav1.ObjectMeta{
+		Namespace: "whole",
+		Name:      greeting.Name,
+	}}, client.RawPatch("application/merge-patch+json",
 		[]byte(`{"metadata":{"annotations":{"`+OrphanAnnotation+`":"true"}}}`))))).To(Succeed())
 	w.eventually(func() bool {
 		return apierrors.IsNotFound(w.Get(w.ctx, client.ObjectKey{Name: "whole"}, &corev1.Namespace{}))
@@ -282,9 +296,14 @@ func TestPolicy(t *testing.T) {
 	w := newWorld(t)
 	g := w.g
 	w.deployer("shop")
-	g.Expect(w.Create(w.ctx, &rbacv1.ClusterRole{ObjectMeta: metav1.ObjectMeta{Name: "author"},
-		Rules: []rbacv1.PolicyRule{{APIGroups: []string{GroupVersion.Group}, Resources: []string{"releases"},
-			Verbs: []string{"*"}}}})).To(Succeed())
+	g.Expect(w.Create(w.ctx, &rbacv1.ClusterRole{
+		ObjectMeta: metav1.ObjectMeta{Name: "author"},
+		Rules: []rbacv1.PolicyRule{{
+			APIGroups: []string{GroupVersion.Group},
+			Resources: []string{"releases"},
+			Verbs:     []string{"*"},
+		}},
+	})).To(Succeed())
 	_, err := w.cp.Kubectl(w.ctx, "create", "clusterrolebinding", "author", "--clusterrole=author", "--user=author")
 	g.Expect(err).NotTo(HaveOccurred())
 	config, err := w.cp.UserConfig("author")

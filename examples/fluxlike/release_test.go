@@ -36,18 +36,24 @@ func newUnit(t *testing.T, release *Release) *unit {
 	scheme := runtime.NewScheme()
 	NewWithT(t).Expect(clientgoscheme.AddToScheme(scheme)).To(Succeed())
 	NewWithT(t).Expect(AddToScheme(scheme)).To(Succeed())
-	u := &unit{t: t, events: fake.NewController(t), cc: fake.NewFakeEmptyCache(),
+	u := &unit{
+		t:      t,
+		events: fake.NewController(t),
+		cc:     fake.NewFakeEmptyCache(),
 		own: clientfake.NewClientBuilder().WithScheme(scheme).WithStatusSubresource(&Release{}).
 			WithObjects(release).Build(),
-		tenant: clientfake.NewClientBuilder().WithScheme(scheme).Build()}
+		tenant: clientfake.NewClientBuilder().WithScheme(scheme).Build(),
+	}
 	t.Cleanup(u.cc.Close)
 	u.reconciler = &reconciler{client: u.own, connections: u.cc, controller: u.events}
 	return u
 }
 
 func newRelease() *Release {
-	return &Release{ObjectMeta: metav1.ObjectMeta{Namespace: greeting.Namespace, Name: greeting.Name},
-		Spec: ReleaseSpec{Data: map[string]string{"hello": "world"}}}
+	return &Release{
+		ObjectMeta: metav1.ObjectMeta{Namespace: greeting.Namespace, Name: greeting.Name},
+		Spec:       ReleaseSpec{Data: map[string]string{"hello": "world"}},
+	}
 }
 
 func (u *unit) reconcile() {
@@ -97,8 +103,10 @@ func TestReconcile(t *testing.T) {
 	_, err := u.events.Next(t.Context()) // the creation
 	g.Expect(err).NotTo(HaveOccurred())
 
-	drifted := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: greeting.Namespace, Name: greeting.Name},
-		Data: map[string]string{"hello": "moon"}}
+	drifted := &corev1.ConfigMap{
+		ObjectMeta: metav1.ObjectMeta{Namespace: greeting.Namespace, Name: greeting.Name},
+		Data:       map[string]string{"hello": "moon"},
+	}
 	g.Expect(u.tenant.Update(t.Context(), drifted)).To(Succeed())
 	request, err := u.events.Next(t.Context())
 	g.Expect(err).NotTo(HaveOccurred())
@@ -131,8 +139,13 @@ func TestDeletion(t *testing.T) {
 		g := NewWithT(t)
 		u := newUnit(t, deleted())
 		u.cc.Connect(greeting, u.tenant)
-		g.Expect(u.tenant.Create(t.Context(), &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{
-			Namespace: greeting.Namespace, Name: greeting.Name}, Data: map[string]string{"hello": "world"}})).To(Succeed())
+		g.Expect(u.tenant.Create(t.Context(), &corev1.ConfigMap{
+			ObjectMeta: metav1.ObjectMeta{
+				Namespace: greeting.Namespace,
+				Name:      greeting.Name,
+			},
+			Data: map[string]string{"hello": "world"},
+		})).To(Succeed())
 		u.reconcile()
 		g.Expect(u.content()).To(BeNil())
 		g.Expect(exists(u)).To(BeFalse())

@@ -66,8 +66,10 @@ func TestOperator(t *testing.T) {
 	ended := make(chan error, 1)
 	skip := true
 	go func() {
-		ended <- run(ctx, config, manager.Options{HealthProbeBindAddress: address,
-			Metrics: metricsserver.Options{BindAddress: "0"}}, controller.Options{SkipNameValidation: &skip},
+		ended <- run(ctx, config, manager.Options{
+			HealthProbeBindAddress: address,
+			Metrics:                metricsserver.Options{BindAddress: "0"},
+		}, controller.Options{SkipNameValidation: &skip},
 			func(_ context.Context, namespace, kind string, n int) {
 				mu.Lock()
 				defer mu.Unlock()

@@ -32,10 +32,14 @@ func main() {
 	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
-	e := ensurer{build: build, out: os.Stderr, setUp: func(ctx context.Context) (string, error) {
-		return setUpEnvtest(ctx, "tools", "bin/setup-envtest")
-	},
-		download: downloader{index: os.Getenv(indexEnv), answerWithin: 10 * time.Second, patience: 5 * time.Minute}}
+	e := ensurer{
+		build: build,
+		out:   os.Stderr,
+		setUp: func(ctx context.Context) (string, error) {
+			return setUpEnvtest(ctx, "tools", "bin/setup-envtest")
+		},
+		download: downloader{index: os.Getenv(indexEnv), answerWithin: 10 * time.Second, patience: 5 * time.Minute},
+	}
 	dir, err := e.ensure(ctx, *withControllerManager)
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "controlplane:", err)

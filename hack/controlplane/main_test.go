@@ -98,8 +98,12 @@ func newIndex(t *testing.T, sum func(string) string, programs ...string) string 
 	files := tar.NewWriter(compressed)
 	for _, program := range programs {
 		content := []byte("#!/bin/sh\n")
-		g.Expect(files.WriteHeader(&tar.Header{Typeflag: tar.TypeReg, Name: "controller-tools/envtest/" + program,
-			Mode: 0o755, Size: int64(len(content))})).To(Succeed())
+		g.Expect(files.WriteHeader(&tar.Header{
+			Typeflag: tar.TypeReg,
+			Name:     "controller-tools/envtest/" + program,
+			Mode:     0o755,
+			Size:     int64(len(content)),
+		})).To(Succeed())
 		_, err := files.Write(content)
 		g.Expect(err).NotTo(HaveOccurred())
 	}

@@ -64,9 +64,12 @@ func (a *Authority) Issue(request Request) (certificate, key []byte, err error) 
 	}
 	now := time.Now()
 	template := &x509.Certificate{
-		SerialNumber: serial, Subject: pkix.Name{CommonName: request.CommonName},
-		NotBefore: now.Add(-clockSkew), NotAfter: now.Add(request.ValidFor),
-		KeyUsage: x509.KeyUsageDigitalSignature, ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth},
+		SerialNumber: serial,
+		Subject:      pkix.Name{CommonName: request.CommonName},
+		NotBefore:    now.Add(-clockSkew),
+		NotAfter:     now.Add(request.ValidFor),
+		KeyUsage:     x509.KeyUsageDigitalSignature,
+		ExtKeyUsage:  []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth},
 	}
 	for _, host := range request.Hosts {
 		template.ExtKeyUsage = []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth}

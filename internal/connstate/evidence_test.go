@@ -9,8 +9,12 @@ import (
 
 func TestServes(t *testing.T) {
 	const protobuf = "application/vnd.kubernetes.protobuf"
-	pods := Exchange{Path: "/api/v1/namespaces/n/pods", Accept: []string{"application/json, */*"},
-		Status: http.StatusOK, ContentType: "application/json"}
+	pods := Exchange{
+		Path:        "/api/v1/namespaces/n/pods",
+		Accept:      []string{"application/json, */*"},
+		Status:      http.StatusOK,
+		ContentType: "application/json",
+	}
 	with := func(change func(*Exchange)) Exchange {
 		x := pods
 		change(&x)

@@ -36,10 +36,16 @@ func TestDue(t *testing.T) {
 		"spread forward":  {Health{LastProbeTime: t0, LastProbeSuccessTime: t0}, 1, 0.5, t0.Add(57 * time.Second)},
 		"after a failure": {Health{}.After(t0, nil).After(t0.Add(time.Minute), errDown), 100_000, 0.5,
 			t0.Add(70 * time.Second)},
-		"after an inconclusive probe": {Health{LastProbeSuccessTime: t0, LastProbeTime: t0.Add(time.Minute),
-			LastError: errDown}, 1, 0, t0.Add(70 * time.Second)},
-		"served since": {Health{LastProbeSuccessTime: t0.Add(time.Second), LastProbeTime: t0,
-			LastError: errDown}, 1, 0, t0.Add(61 * time.Second)},
+		"after an inconclusive probe": {Health{
+			LastProbeSuccessTime: t0,
+			LastProbeTime:        t0.Add(time.Minute),
+			LastError:            errDown,
+		}, 1, 0, t0.Add(70 * time.Second)},
+		"served since": {Health{
+			LastProbeSuccessTime: t0.Add(time.Second),
+			LastProbeTime:        t0,
+			LastError:            errDown,
+		}, 1, 0, t0.Add(61 * time.Second)},
 		"many members":              {Health{LastProbeSuccessTime: t0}, 10_000, 0, t0.Add(400 * time.Second)},
 		"many members, spread":      {Health{LastProbeSuccessTime: t0}, 10_000, 0.5, t0.Add(300 * time.Second)},
 		"so many that it just fits": {Health{LastProbeSuccessTime: t0}, 2700, 0, t0.Add(60 * time.Second)},
@@ -87,8 +93,14 @@ func TestFailed(t *testing.T) {
 	o := ProbeOptions{}.WithDefaults()
 	g.Expect(o).
 		To(
-			Equal(ProbeOptions{Interval: 10 * time.Second, IdentityInterval: time.Minute, Timeout: 5 * time.Second,
-				FailureThreshold: 5, MaxIdentityProbesPerSecond: 50, ThrottleTimeout: 5 * time.Minute}))
+			Equal(ProbeOptions{
+				Interval:                   10 * time.Second,
+				IdentityInterval:           time.Minute,
+				Timeout:                    5 * time.Second,
+				FailureThreshold:           5,
+				MaxIdentityProbesPerSecond: 50,
+				ThrottleTimeout:            5 * time.Minute,
+			}))
 	g.Expect(o.Failed(Health{ConsecutiveFailures: 4})).To(BeFalse())
 	g.Expect(o.Failed(Health{ConsecutiveFailures: 5})).To(BeTrue())
 }

@@ -153,8 +153,12 @@ func (e *NotConnectedError) Cause() error { return ErrNotConnected }
 // such as the 404 of a TokenRequest. Without Status, apierrors.IsNotFound would report that the
 // object that the caller wants does not exist.
 func (e *NotConnectedError) Status() metav1.Status {
-	return metav1.Status{Status: metav1.StatusFailure, Code: http.StatusServiceUnavailable,
-		Reason: metav1.StatusReasonServiceUnavailable, Message: e.Error()}
+	return metav1.Status{
+		Status:  metav1.StatusFailure,
+		Code:    http.StatusServiceUnavailable,
+		Reason:  metav1.StatusReasonServiceUnavailable,
+		Message: e.Error(),
+	}
 }
 
 // ReportedElsewhere reports whether the caller must leave the status of the extension alone: a

@@ -12,15 +12,20 @@ import (
 
 func TestNotConnectedError(t *testing.T) {
 	g := NewWithT(t)
-	err := errors.Wrap(&NotConnectedError{Extension: types.NamespacedName{Name: "red"}, Reason: ReasonUnreachable,
-		Since: t0,
-		Err:   errDown}, "getting a client")
+	err := errors.Wrap(&NotConnectedError{
+		Extension: types.NamespacedName{Name: "red"},
+		Reason:    ReasonUnreachable,
+		Since:     t0,
+		Err:       errDown,
+	}, "getting a client")
 	g.Expect(err).To(MatchError(ErrNotConnected))
 	g.Expect(errors.Is(err, errDown)).To(BeTrue())
 	g.Expect(errors.Cause(err)).To(BeIdenticalTo(ErrNotConnected))
 	g.Expect(err.Error()).To(Equal("getting a client: extension red: not connected (Unreachable): down"))
-	g.Expect((&NotConnectedError{Extension: types.NamespacedName{Namespace: "ns", Name: "red"},
-		Reason: ReasonNotStarted}).
+	g.Expect((&NotConnectedError{
+		Extension: types.NamespacedName{Namespace: "ns", Name: "red"},
+		Reason:    ReasonNotStarted,
+	}).
 		Error()).To(Equal("extension ns/red: not connected (NotStarted)"))
 }
 
@@ -36,7 +41,10 @@ func TestNotConnectedErrorHasNoOtherStatus(t *testing.T) {
 
 func TestReasonOfVerdict(t *testing.T) {
 	for verdict, reason := range map[Verdict]Reason{
-		Unauthorized: ReasonUnauthorized, Silent: ReasonUnreachable, Denied: ReasonProbeFailed, Failing: ReasonProbeFailed,
+		Unauthorized: ReasonUnauthorized,
+		Silent:       ReasonUnreachable,
+		Denied:       ReasonProbeFailed,
+		Failing:      ReasonProbeFailed,
 	} {
 		NewWithT(t).Expect(ReasonOfVerdict(verdict)).To(Equal(reason))
 	}

@@ -180,9 +180,12 @@ func (s *extensionSource[request]) Start(ctx context.Context,
 // only its own event.
 func (s *extensionSource[request]) deliver(ctx context.Context, queue workqueue.TypedRateLimitingInterface[request],
 	object client.Object) {
-	caller := hostcode.Caller{Metrics: s.hub.Metrics, Logger: func() logr.Logger {
-		return s.logger(ctx).WithValues("extension", klog.KObj(object), "consequence", "the event is lost")
-	}}
+	caller := hostcode.Caller{
+		Metrics: s.hub.Metrics,
+		Logger: func() logr.Logger {
+			return s.logger(ctx).WithValues("extension", klog.KObj(object), "consequence", "the event is lost")
+		},
+	}
 	// the log has the error
 	_ = caller.Call("the map function of an extension source", func() error {
 		for _, request := range s.mapFunc(ctx, object.DeepCopyObject().(client.Object)) {

@@ -19,10 +19,13 @@ func TestCall(t *testing.T) {
 	asked := 0
 	counts := metrics.New("panics")
 	defer counts.Export(func() metrics.Snapshot { return metrics.Snapshot{} })()
-	c := Caller{Metrics: counts, Logger: func() logr.Logger {
-		asked++
-		return funcr.New(func(_, args string) { logged.WriteString(args) }, funcr.Options{}).WithValues("extension", "red")
-	}}
+	c := Caller{
+		Metrics: counts,
+		Logger: func() logr.Logger {
+			asked++
+			return funcr.New(func(_, args string) { logged.WriteString(args) }, funcr.Options{}).WithValues("extension", "red")
+		},
+	}
 	g.Expect(c.Call("Filter", func() error { return nil })).To(Succeed())
 	failure := errors.New("no")
 	err := c.Call("Filter", func() error { return failure })

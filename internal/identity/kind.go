@@ -47,8 +47,11 @@ func KindOf(ctx context.Context, host cluster.Cluster, object client.Object) (Ki
 	if err != nil {
 		return Kind{}, err
 	}
-	kind := Kind{GroupVersionKind: gvk, Resource: mapping.Resource.GroupResource(),
-		Namespaced: mapping.Scope.Name() == meta.RESTScopeNameNamespace}
+	kind := Kind{
+		GroupVersionKind: gvk,
+		Resource:         mapping.Resource.GroupResource(),
+		Namespaced:       mapping.Scope.Name() == meta.RESTScopeNameNamespace,
+	}
 	if _, ok := object.(runtime.Unstructured); !ok {
 		kind.Fields = FieldsOf(reflect.TypeOf(object))
 		return kind, nil

@@ -37,8 +37,10 @@ func TestFieldPathsAreChecked(t *testing.T) {
 	inOpenAPI, err := fieldsInOpenAPI([]byte(published), tenants)
 	NewWithT(t).Expect(err).NotTo(HaveOccurred())
 	custom := Kind{GroupVersionKind: tenants, Fields: inOpenAPI}
-	pods := Kind{GroupVersionKind: corev1.SchemeGroupVersion.WithKind("Pod"),
-		Fields: FieldsOf(reflect.TypeFor[*corev1.Pod]())}
+	pods := Kind{
+		GroupVersionKind: corev1.SchemeGroupVersion.WithKind("Pod"),
+		Fields:           FieldsOf(reflect.TypeFor[*corev1.Pod]()),
+	}
 	metadata := Kind{GroupVersionKind: tenants, Fields: FieldsOf(reflect.TypeFor[*metav1.PartialObjectMetadata]())}
 	configMaps := Kind{Fields: FieldsOf(reflect.TypeFor[*corev1.ConfigMap]())}
 	for name, tc := range map[string]struct {

@@ -17,9 +17,16 @@ func TestRule(t *testing.T) {
 		return rule
 	}
 	g.Expect(parsed(Rule(schema.GroupResource{Group: "example.com", Resource: "widgets"}, nil, "list", "watch"))).
-		To(Equal(rbacv1.PolicyRule{APIGroups: []string{"example.com"}, Resources: []string{"widgets"},
-			Verbs: []string{"list", "watch"}}))
+		To(Equal(rbacv1.PolicyRule{
+			APIGroups: []string{"example.com"},
+			Resources: []string{"widgets"},
+			Verbs:     []string{"list", "watch"},
+		}))
 	g.Expect(parsed(Rule(schema.GroupResource{Resource: "serviceaccounts/token"}, []string{"a"}, "create"))).
-		To(Equal(rbacv1.PolicyRule{APIGroups: []string{""}, Resources: []string{"serviceaccounts/token"},
-			ResourceNames: []string{"a"}, Verbs: []string{"create"}}))
+		To(Equal(rbacv1.PolicyRule{
+			APIGroups:     []string{""},
+			Resources:     []string{"serviceaccounts/token"},
+			ResourceNames: []string{"a"},
+			Verbs:         []string{"create"},
+		}))
 }

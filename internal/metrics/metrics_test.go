@@ -44,10 +44,14 @@ func TestOperationsPageListsEveryMetric(t *testing.T) {
 func TestCollect(t *testing.T) {
 	g := NewWithT(t)
 	c := &collector{exported: map[int]exported{}, announced: map[string]int{}}
-	one := Snapshot{Connections: map[Connection]int{{"Connected", ""}: 2}, Watches: 3, Objects: 5,
-		Informers: map[string]int{"Synced": 1},
+	one := Snapshot{
+		Connections: map[Connection]int{{"Connected", ""}: 2},
+		Watches:     3,
+		Objects:     5,
+		Informers:   map[string]int{"Synced": 1},
 		Extensions: []Extension{{Name: "red", Connected: true, LastSuccess: time.Unix(1_000_000_000, 500_000_000)},
-			{Name: "blue"}}}
+			{Name: "blue"}},
+	}
 	removeFirst := c.add("one", func() Snapshot { return one })
 	removeSecond := c.add("one", func() Snapshot { return one })
 	removeInformers := c.add("two", func() Snapshot { return Snapshot{Objects: 7} })
@@ -93,8 +97,11 @@ func TestDivision(t *testing.T) {
 			if slice == 63 {
 				end = "0x10000000000000000"
 			}
-			in, err := sharding.NewSelector(sharding.ShardRangeRequirement{Key: "object.metadata.uid",
-				Start: fmt.Sprintf("0x%016x", slice<<58), End: end}).Matches(object)
+			in, err := sharding.NewSelector(sharding.ShardRangeRequirement{
+				Key:   "object.metadata.uid",
+				Start: fmt.Sprintf("0x%016x", slice<<58),
+				End:   end,
+			}).Matches(object)
 			g.Expect(err).NotTo(HaveOccurred())
 			if in {
 				want[fmt.Sprintf("extensions %t", own)] += 2
@@ -246,7 +253,10 @@ func TestExemplars(t *testing.T) {
 	}
 	record := func(flags trace.TraceFlags) {
 		ctx := trace.ContextWithSpanContext(t.Context(), trace.NewSpanContext(trace.SpanContextConfig{
-			TraceID: trace.TraceID{1}, SpanID: trace.SpanID{2}, TraceFlags: flags}))
+			TraceID:    trace.TraceID{1},
+			SpanID:     trace.SpanID{2},
+			TraceFlags: flags,
+		}))
 		c.ConnectTook(ctx, time.Second)
 		c.ProbeTook(ctx, time.Second)
 		c.WaitedForTurn(ctx, time.Second)

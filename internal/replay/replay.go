@@ -53,8 +53,13 @@ type Feed struct {
 
 // New returns a feed without a source.
 func New(handler toolscache.ResourceEventHandler, example client.Object, options Options) *Feed {
-	f := &Feed{handler: handler, example: example, call: options.Call, missing: options.Seen,
-		turn: make(chan struct{}, 1)}
+	f := &Feed{
+		handler: handler,
+		example: example,
+		call:    options.Call,
+		missing: options.Seen,
+		turn:    make(chan struct{}, 1),
+	}
 	if f.call == nil {
 		f.call = func(note func() bool, call func()) {
 			if note() {

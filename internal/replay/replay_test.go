@@ -19,19 +19,31 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 // object returns a ConfigMap with a name and a UID.
 func object(name, uid string) *corev1.ConfigMap {
-	return &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: name, UID: types.UID(uid),
-		Labels: map[string]string{"l": "v"}, Annotations: map[string]string{
-			"a": "v",
-		}, OwnerReferences: []metav1.OwnerReference{{Name: "owner"}}},
-		Data: map[string]string{"content": "secret"}}
+	return &corev1.ConfigMap{
+		ObjectMeta: metav1.ObjectMeta{
+			Namespace: "ns",
+			Name:      name,
+			UID:       types.UID(uid),
+			Labels:    map[string]string{"l": "v"},
+			Annotations: map[string]string{
+				"a": "v",
+			},
+			OwnerReferences: []metav1.OwnerReference{{Name: "owner"}},
+		},
+		Data: map[string]string{"content": "secret"},
+	}
 }
 
 // newRecorder returns a Recorder that records events by the objects' UIDs, and unseen deletions by
 // their keys too.
 func newRecorder() *testutil.Recorder {
-	return &testutil.Recorder{KeepLast: true, StoreKeys: true, Key: func(object client.Object) string {
-		return string(object.GetUID())
-	}}
+	return &testutil.Recorder{
+		KeepLast:  true,
+		StoreKeys: true,
+		Key: func(object client.Object) string {
+			return string(object.GetUID())
+		},
+	}
 }
 
 func nothing(string) bool { return false }
@@ -61,10 +73,18 @@ func TestEmitsMissingDeletes(t *testing.T) {
 	second.EmitMissingDeletes(func(key string) bool { return key == "ns/comes" })
 	g.Expect(h.Reset()).To(Equal([]string{"delete unseen ns/goes goes"}))
 	g.Expect(h.Last()).
-		To(Equal(toolscache.DeletedFinalStateUnknown{Key: "ns/goes", Obj: &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{
-			Namespace: "ns", Name: "goes", UID: "goes", Labels: map[string]string{
-				"l": "v",
-			}, OwnerReferences: []metav1.OwnerReference{{Name: "owner"}}}}}))
+		To(Equal(toolscache.DeletedFinalStateUnknown{
+			Key: "ns/goes",
+			Obj: &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{
+				Namespace: "ns",
+				Name:      "goes",
+				UID:       "goes",
+				Labels: map[string]string{
+					"l": "v",
+				},
+				OwnerReferences: []metav1.OwnerReference{{Name: "owner"}},
+			}},
+		}))
 	second.EmitMissingDeletes(func(key string) bool { return key == "ns/comes" })
 	g.Expect(h.Reset()).To(BeEmpty(), "the feed emits each deletion once")
 	second.OnAdd(object("comes", "comes"), true)

@@ -25,9 +25,13 @@ type Object struct {
 
 // Remember returns the record of an object. The record shares the object's labels and owners.
 func Remember(object client.Object) Object {
-	return Object{gvk: object.GetObjectKind().GroupVersionKind(), uid: object.GetUID(),
+	return Object{
+		gvk:             object.GetObjectKind().GroupVersionKind(),
+		uid:             object.GetUID(),
 		resourceVersion: object.GetResourceVersion(),
-		labels:          object.GetLabels(), owners: object.GetOwnerReferences()}
+		labels:          object.GetLabels(),
+		owners:          object.GetOwnerReferences(),
+	}
 }
 
 // lastKnown returns a deletion in the form that client-go uses for a deletion that no watch

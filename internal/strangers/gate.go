@@ -35,9 +35,14 @@ type Gate struct {
 // New returns a gate that lets so many tokens of strangers pass, on average and at once, and twice
 // as many of those that were accepted.
 func New(perSecond float64, burst int) *Gate {
-	return &Gate{strangers: rate.NewLimiter(rate.Limit(perSecond), burst),
-		known: rate.NewLimiter(rate.Limit(2*perSecond), 2*burst), perSecond: perSecond, burst: burst,
-		addresses: cache.NewLRUExpireCache(maxAddresses), accepted: cache.NewLRUExpireCache(maxAccepted)}
+	return &Gate{
+		strangers: rate.NewLimiter(rate.Limit(perSecond), burst),
+		known:     rate.NewLimiter(rate.Limit(2*perSecond), 2*burst),
+		perSecond: perSecond,
+		burst:     burst,
+		addresses: cache.NewLRUExpireCache(maxAddresses),
+		accepted:  cache.NewLRUExpireCache(maxAccepted),
+	}
 }
 
 // Allow reports whether the token may be reviewed now, and whether it is known: accepted before.

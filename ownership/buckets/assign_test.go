@@ -26,8 +26,11 @@ func TestBucketsAreShardRanges(t *testing.T) {
 			if bucket == n-1 {
 				end = "0x10000000000000000"
 			}
-			selector := sharding.NewSelector(sharding.ShardRangeRequirement{Key: "object.metadata.uid",
-				Start: fmt.Sprintf("0x%016x", uint64(bucket)*width), End: end})
+			selector := sharding.NewSelector(sharding.ShardRangeRequirement{
+				Key:   "object.metadata.uid",
+				Start: fmt.Sprintf("0x%016x", uint64(bucket)*width),
+				End:   end,
+			})
 			g.Expect(selector.Matches(object)).To(BeTrue(), "%s in %s", object.UID, selector)
 			hits[bucket]++
 		}

@@ -63,8 +63,10 @@ func newDivisions(t *testing.T) *divisions {
 func (d *divisions) join(name string, buckets int) *divider {
 	engine, err := New(&rest.Config{}, Options{Name: "fleet", Namespace: "n", Identity: name, Buckets: buckets})
 	d.g.Expect(err).NotTo(HaveOccurred())
-	r := &divider{member: &member{t: d.t, name: name, engine: engine, ended: make(chan error, 1)},
-		idle: idle{make(chan struct{}, 1)}}
+	r := &divider{
+		member: &member{t: d.t, name: name, engine: engine, ended: make(chan error, 1)},
+		idle:   idle{make(chan struct{}, 1)},
+	}
 	engine.leases = path{d.server.CoordinationV1(), &r.cut}
 	engine.watching = engine.leases
 	d.g.Expect(engine.Check(schema.GroupKind{Kind: "X"}, false)).To(Succeed())

@@ -41,10 +41,14 @@ func (e *Engine) runInFleet(ctx context.Context, replica ownership.Replica) erro
 	ctx, refuse := context.WithCancelCause(ctx)
 	defer refuse(nil)
 	logger := ctrl.LoggerFrom(ctx)
-	options := holding.Options{Times: e.options.times(), Keep: holding.KeepAlways, Margin: sameSecond,
+	options := holding.Options{
+		Times:  e.options.times(),
+		Keep:   holding.KeepAlways,
+		Margin: sameSecond,
 		Waits: func(holder string) {
 			logger.Info("Waits for the Lease of the fleet", "lease", e.options.fleetLease(), "holder", holder)
-		}}
+		},
+	}
 	for {
 		held := holding.Hold(ctx, options, holding.Together(e.fleetLock(refuse), logger),
 			func(holds context.Context, fleet *fence.Term) {
@@ -119,10 +123,17 @@ func (e *Engine) createFleet(ctx context.Context, leases coordinationclient.Leas
 	options metav1.CreateOptions) (*coordinationv1.Lease, error) {
 	now := metav1.NowMicro()
 	fleet, err := leases.Create(ctx, &coordinationv1.Lease{
-		ObjectMeta: metav1.ObjectMeta{Name: e.options.fleetLease(),
-			Labels: map[string]string{FleetLabel: e.options.Name, roleLabel: roleFleet}, Annotations: e.fleetAnnotations()},
-		Spec: coordinationv1.LeaseSpec{HolderIdentity: new(before), AcquireTime: &now, RenewTime: &now,
-			LeaseDurationSeconds: new(int32(e.options.LeaseDuration / time.Second))},
+		ObjectMeta: metav1.ObjectMeta{
+			Name:        e.options.fleetLease(),
+			Labels:      map[string]string{FleetLabel: e.options.Name, roleLabel: roleFleet},
+			Annotations: e.fleetAnnotations(),
+		},
+		Spec: coordinationv1.LeaseSpec{
+			HolderIdentity:       new(before),
+			AcquireTime:          &now,
+			RenewTime:            &now,
+			LeaseDurationSeconds: new(int32(e.options.LeaseDuration / time.Second)),
+		},
 	}, options)
 	if err == nil {
 		ctrl.LoggerFrom(ctx).Info("Created the Lease of the fleet", "lease", e.options.fleetLease(),

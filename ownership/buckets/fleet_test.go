@@ -107,8 +107,13 @@ type virtualFleet struct {
 }
 
 func newVirtualFleet(t *testing.T) *virtualFleet {
-	f := &virtualFleet{t: t, server: newLeaseServer(), uids: make([]types.UID, fleetBuckets),
-		moving: map[string]map[int]struct{}{}, orderly: true}
+	f := &virtualFleet{
+		t:       t,
+		server:  newLeaseServer(),
+		uids:    make([]types.UID, fleetBuckets),
+		moving:  map[string]map[int]struct{}{},
+		orderly: true,
+	}
 	for i, left := 0, fleetBuckets; left > 0; i++ {
 		uid := types.UID(fmt.Sprint("uid-", i))
 		if b := bucketOf(uid, fleetBuckets); f.uids[b] == "" {
@@ -118,9 +123,11 @@ func newVirtualFleet(t *testing.T) *virtualFleet {
 	}
 	// A fleet that is new waits first: see TestTwoDivisions.
 	_, err := f.server.CoordinationV1().Leases("n").Create(t.Context(), &coordinationv1.Lease{
-		ObjectMeta: metav1.ObjectMeta{Name: "fleet-fleet",
+		ObjectMeta: metav1.ObjectMeta{
+			Name:        "fleet-fleet",
 			Labels:      map[string]string{FleetLabel: "fleet", roleLabel: roleFleet},
-			Annotations: map[string]string{bucketsAnnotation: strconv.Itoa(fleetBuckets), kindAnnotation: "X"}},
+			Annotations: map[string]string{bucketsAnnotation: strconv.Itoa(fleetBuckets), kindAnnotation: "X"},
+		},
 		Spec: coordinationv1.LeaseSpec{HolderIdentity: new("8 buckets of X"), LeaseDurationSeconds: new(int32(15))},
 	}, metav1.CreateOptions{})
 	NewWithT(t).Expect(err).NotTo(HaveOccurred())

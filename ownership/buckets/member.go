@@ -71,11 +71,16 @@ func (e *Engine) writeMember(ctx context.Context) {
 	}
 	now := metav1.NowMicro()
 	wanted := &coordinationv1.Lease{
-		ObjectMeta: metav1.ObjectMeta{Name: e.options.memberLease(),
+		ObjectMeta: metav1.ObjectMeta{
+			Name:        e.options.memberLease(),
 			Labels:      map[string]string{FleetLabel: e.options.Name, roleLabel: roleMember},
-			Annotations: map[string]string{servesAnnotation: strings.Join(serves, ",")}},
-		Spec: coordinationv1.LeaseSpec{HolderIdentity: &holder, RenewTime: &now,
-			LeaseDurationSeconds: new(int32(e.options.LeaseDuration / time.Second))},
+			Annotations: map[string]string{servesAnnotation: strings.Join(serves, ",")},
+		},
+		Spec: coordinationv1.LeaseSpec{
+			HolderIdentity:       &holder,
+			RenewTime:            &now,
+			LeaseDurationSeconds: new(int32(e.options.LeaseDuration / time.Second)),
+		},
 	}
 	if err := e.storeMember(ctx, wanted); err != nil && ctx.Err() == nil {
 		ctrl.LoggerFrom(ctx).Info("Cannot renew the Lease of this replica", "error", err.Error())

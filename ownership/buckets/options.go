@@ -106,10 +106,18 @@ func New(config *rest.Config, options Options) (*Engine, error) {
 		return nil, errors.Wrap(err, "creating a client for Leases")
 	}
 	ended, end := context.WithCancel(context.Background())
-	e := &Engine{ended: ended, end: end, options: options, leases: writing, watching: watching,
-		moving:  make(chan struct{}, movingAtOnce),
-		buckets: make([]bucket, options.Buckets), changed: make(chan struct{}),
-		refresh: make(chan struct{}, 1), news: make(chan struct{}, 1)}
+	e := &Engine{
+		ended:    ended,
+		end:      end,
+		options:  options,
+		leases:   writing,
+		watching: watching,
+		moving:   make(chan struct{}, movingAtOnce),
+		buckets:  make([]bucket, options.Buckets),
+		changed:  make(chan struct{}),
+		refresh:  make(chan struct{}, 1),
+		news:     make(chan struct{}, 1),
+	}
 	e.observed.now, e.observed.longest = time.Now, options.LeaseDuration
 	e.plan.owners = make([]string, options.Buckets)
 	e.plan.holders = make([]string, options.Buckets)

@@ -40,8 +40,15 @@ func TestOptions(t *testing.T) {
 	g.Expect(o.Identity).NotTo(Equal(other.Identity))
 	g.Expect(o.memberLease()).NotTo(Equal(other.memberLease()))
 	o.Identity = ""
-	g.Expect(o).To(Equal(Options{Name: "fleet", Namespace: "n", Buckets: 64, LeaseDuration: 15 * time.Second,
-		RenewDeadline: 10 * time.Second, RetryPeriod: 15 * time.Second / 7, HandOverTimeout: 20 * time.Second}))
+	g.Expect(o).To(Equal(Options{
+		Name:            "fleet",
+		Namespace:       "n",
+		Buckets:         64,
+		LeaseDuration:   15 * time.Second,
+		RenewDeadline:   10 * time.Second,
+		RetryPeriod:     15 * time.Second / 7,
+		HandOverTimeout: 20 * time.Second,
+	}))
 
 	e, err := New(&rest.Config{}, Options{Name: "fleet", Namespace: "n"})
 	g.Expect(err).NotTo(HaveOccurred())

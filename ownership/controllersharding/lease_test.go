@@ -45,8 +45,10 @@ func TestLock(t *testing.T) {
 	g.Expect(holder(locks[1])).To(Equal("me"))
 	g.Expect(holder(locks[0])).To(Equal("me, process " + engines[1].process))
 	g.Expect(*stored().Spec.HolderIdentity).To(Equal("me"), "what the sharder sees")
-	g.Expect(stored().Labels).To(Equal(map[string]string{RingLabel: "ring",
-		"alpha.sharding.timebertt.dev/state": "ready"}))
+	g.Expect(stored().Labels).To(Equal(map[string]string{
+		RingLabel:                            "ring",
+		"alpha.sharding.timebertt.dev/state": "ready",
+	}))
 
 	lease = stored()
 	lease.Labels[RingLabel] = "other"

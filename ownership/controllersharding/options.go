@@ -101,10 +101,15 @@ func New(config *rest.Config, options Options) (*Engine, error) {
 	if err != nil {
 		return nil, errors.Wrap(err, "creating a client for extensions")
 	}
-	return &Engine{options: options, leases: leases, api: api, process: string(uuid.NewUUID()),
+	return &Engine{
+		options:  options,
+		leases:   leases,
+		api:      api,
+		process:  string(uuid.NewUUID()),
 		draining: map[types.UID]drain{},
 		drains: workqueue.NewTypedRateLimitingQueue(
-			workqueue.NewTypedItemExponentialFailureRateLimiter[types.UID](100*time.Millisecond, 30*time.Second))}, nil
+			workqueue.NewTypedItemExponentialFailureRateLimiter[types.UID](100*time.Millisecond, 30*time.Second)),
+	}, nil
 }
 
 // Selector selects the extensions of this shard, those to give up included. Use it in

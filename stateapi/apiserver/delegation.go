@@ -59,10 +59,13 @@ type frontProxy struct {
 // is done.
 func startFrontProxy(ctx context.Context, client kubernetes.Interface,
 	background *sync.WaitGroup) (*frontProxy, error) {
-	p := &frontProxy{client: client, headers: headerrequest.NewRequestHeaderAuthRequestController(
-		authenticationConfigMap, authenticationNamespace, client, "requestheader-username-headers",
-		"requestheader-uid-headers", "requestheader-group-headers", "requestheader-extra-headers-prefix",
-		"requestheader-allowed-names")}
+	p := &frontProxy{
+		client: client,
+		headers: headerrequest.NewRequestHeaderAuthRequestController(
+			authenticationConfigMap, authenticationNamespace, client, "requestheader-username-headers",
+			"requestheader-uid-headers", "requestheader-group-headers", "requestheader-extra-headers-prefix",
+			"requestheader-allowed-names"),
+	}
 	background.Go(func() { p.headers.Run(ctx, 1) })
 	var err error
 	if p.ca, err = dynamiccertificates.NewDynamicCAFromConfigMapController("front-proxy", authenticationNamespace,
@@ -111,8 +114,10 @@ func delegatedAuthorizer(client kubernetes.Interface) (authorizer.Authorizer, er
 		return nil, errors.Wrap(err, "preparing the authorization")
 	}
 	both, err := union.New(
-		union.NamedAuthorizer{AuthorizerName: "masters",
-			Authorizer: authorizerfactory.NewPrivilegedGroups(user.SystemPrivilegedGroup)},
+		union.NamedAuthorizer{
+			AuthorizerName: "masters",
+			Authorizer:     authorizerfactory.NewPrivilegedGroups(user.SystemPrivilegedGroup),
+		},
 		union.NamedAuthorizer{AuthorizerName: "reviews", Authorizer: reviews})
 	return both, errors.Wrap(err, "preparing the authorization")
 }
@@ -163,8 +168,11 @@ func checkReviews(ctx context.Context, client kubernetes.Interface, tokens, acce
 		}
 		answer, err := client.AuthorizationV1().SelfSubjectAccessReviews().Create(ctx,
 			&authorizationv1.SelfSubjectAccessReview{Spec: authorizationv1.SelfSubjectAccessReviewSpec{
-				ResourceAttributes: &authorizationv1.ResourceAttributes{Verb: "create", Group: review.group,
-					Resource: review.resource},
+				ResourceAttributes: &authorizationv1.ResourceAttributes{
+					Verb:     "create",
+					Group:    review.group,
+					Resource: review.resource,
+				},
 			}}, metav1.CreateOptions{})
 		if err != nil {
 			return errors.Wrap(err, "asking the API server in front")

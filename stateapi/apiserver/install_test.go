@@ -33,7 +33,9 @@ func complete(t *testing.T) apiserver.ExtensionAPIServerOptions {
 	content, err := dynamiccertificates.NewStaticCertKeyContent("test", certificate, key)
 	NewWithT(t).Expect(err).NotTo(HaveOccurred())
 	return apiserver.ExtensionAPIServerOptions{
-		GetOpenAPIDefinitions: v1alpha1.GetOpenAPIDefinitions, Certificate: content, BindAddress: "127.0.0.1:0",
+		GetOpenAPIDefinitions: v1alpha1.GetOpenAPIDefinitions,
+		Certificate:           content,
+		BindAddress:           "127.0.0.1:0",
 		Authenticator: authenticator.RequestFunc(func(*http.Request) (*authenticator.Response, bool, error) {
 			return nil, false, nil
 		}),

@@ -81,8 +81,14 @@ func NewMemoryStore[T, TList runtime.Object](options MemoryStoreOptions[T]) *Mem
 	options.BookmarkInterval = cmp.Or(options.BookmarkInterval, time.Minute)
 	options.WatchTimeout = cmp.Or(options.WatchTimeout, 30*time.Second)
 	now := time.Now().UnixMicro()
-	return &MemoryStore[T, TList]{options: options, version: now, oldest: now, began: now, objects: map[string]T{},
-		changed: make(chan struct{})}
+	return &MemoryStore[T, TList]{
+		options: options,
+		version: now,
+		oldest:  now,
+		began:   now,
+		objects: map[string]T{},
+		changed: make(chan struct{}),
+	}
 }
 
 // clockTolerance is how much the clocks of two processes may differ that serve the same objects one

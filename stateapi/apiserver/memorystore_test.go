@@ -31,8 +31,14 @@ func newStore(options storeOptions) *memoryStore {
 }
 
 func reservation(namespace, name, room string) *v1alpha1.Reservation {
-	return &v1alpha1.Reservation{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name,
-		Labels: map[string]string{"room": room}}, Spec: v1alpha1.ReservationSpec{Room: room}}
+	return &v1alpha1.Reservation{
+		ObjectMeta: metav1.ObjectMeta{
+			Namespace: namespace,
+			Name:      name,
+			Labels:    map[string]string{"room": room},
+		},
+		Spec: v1alpha1.ReservationSpec{Room: room},
+	}
 }
 
 func in(t *testing.T, namespace string) apiserver.Context {
@@ -165,8 +171,10 @@ func TestVersions(t *testing.T) {
 		g.Expect(apierrors.IsTimeout(err)).To(BeTrue(), "%v", err)
 		_, err = earlier.List(in(t, ""), &metav1.ListOptions{ResourceVersion: start})
 		g.Expect(apierrors.IsTimeout(err)).To(BeTrue(), "%v", err)
-		_, err = s.List(in(t, ""), &metav1.ListOptions{ResourceVersion: old,
-			ResourceVersionMatch: metav1.ResourceVersionMatchExact})
+		_, err = s.List(in(t, ""), &metav1.ListOptions{
+			ResourceVersion:      old,
+			ResourceVersionMatch: metav1.ResourceVersionMatchExact,
+		})
 		g.Expect(apierrors.IsResourceExpired(err)).To(BeTrue(), "%v", err)
 		_, err = s.Watch(in(t, ""), &metav1.ListOptions{ResourceVersion: "x"})
 		g.Expect(apierrors.IsBadRequest(err)).To(BeTrue(), "%v", err)
@@ -262,8 +270,11 @@ func TestBookmarks(t *testing.T) {
 		s := newStore(storeOptions{BookmarkInterval: time.Minute})
 		s.Put(reservation("n", "a", "red"))
 		yes, no := true, false
-		initial := watchStore(t, s, "", metav1.ListOptions{SendInitialEvents: &yes, AllowWatchBookmarks: true,
-			ResourceVersionMatch: metav1.ResourceVersionMatchNotOlderThan})
+		initial := watchStore(t, s, "", metav1.ListOptions{
+			SendInitialEvents:    &yes,
+			AllowWatchBookmarks:  true,
+			ResourceVersionMatch: metav1.ResourceVersionMatchNotOlderThan,
+		})
 		plain := watchStore(t, s, "", metav1.ListOptions{})
 		later := watchStore(t, s, "", metav1.ListOptions{SendInitialEvents: &no})
 		synctest.Wait()
@@ -378,8 +389,11 @@ func TestInitialEventsWhileChanging(t *testing.T) {
 			s.Put(reservation("n", name(), "red"))
 		}
 		yes := true
-		events, err := s.Watch(in(t, ""), &metav1.ListOptions{SendInitialEvents: &yes, AllowWatchBookmarks: true,
-			ResourceVersionMatch: metav1.ResourceVersionMatchNotOlderThan})
+		events, err := s.Watch(in(t, ""), &metav1.ListOptions{
+			SendInitialEvents:    &yes,
+			AllowWatchBookmarks:  true,
+			ResourceVersionMatch: metav1.ResourceVersionMatchNotOlderThan,
+		})
 		g.Expect(err).NotTo(HaveOccurred())
 		seen, versions, ended := map[string]string{}, map[string]int64{}, false
 		read := func() bool {

@@ -185,8 +185,11 @@ func (s *storage[T, TList]) createByUpdate(ctx context.Context, name string, inf
 		preconditions != nil && (preconditions.UID != nil || preconditions.ResourceVersion != nil) {
 		return nil, apierrors.NewNotFound(s.groupResource(), name)
 	}
-	return s.create(ctx, wanted, validate, &metav1.CreateOptions{DryRun: options.DryRun,
-		FieldManager: options.FieldManager, FieldValidation: options.FieldValidation})
+	return s.create(ctx, wanted, validate, &metav1.CreateOptions{
+		DryRun:          options.DryRun,
+		FieldManager:    options.FieldManager,
+		FieldValidation: options.FieldValidation,
+	})
 }
 
 // keepSystemFields sets the fields that no update changes.

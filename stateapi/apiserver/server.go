@@ -67,9 +67,13 @@ func NewExtensionAPIServer(scheme *runtime.Scheme, codecs serializer.CodecFactor
 	if !scheme.Recognizes(schema.GroupVersionKind{Version: "v1", Kind: "Status"}) {
 		return nil, errors.New("the scheme lacks the types that every API server answers with: call AddToScheme")
 	}
-	s := &ExtensionAPIServer{scheme: scheme, codecs: codecs,
+	s := &ExtensionAPIServer{
+		scheme:    scheme,
+		codecs:    codecs,
 		watches:   &watchLimit{perUser: options.MaxWatchesPerUser, total: options.MaxWatches},
-		resources: map[schema.GroupVersion]map[string]rest.Storage{}, kinds: map[schema.GroupKind]bool{}}
+		resources: map[schema.GroupVersion]map[string]rest.Storage{},
+		kinds:     map[schema.GroupKind]bool{},
+	}
 	s.asksWho, s.asksWhat = options.Authenticator == nil, options.Authorizer == nil
 	var err error
 	if options.Authorizer == nil {
@@ -212,8 +216,12 @@ func (s *ExtensionAPIServer) listen(ctx context.Context, lost context.CancelCaus
 func (s *ExtensionAPIServer) newServer(listener net.Listener) (*genericapiserver.GenericAPIServer, error) {
 	config := genericapiserver.NewConfig(s.codecs)
 	config.Serializer = onlyText{s.codecs}
-	config.SecureServing = &genericapiserver.SecureServingInfo{Listener: listener, Cert: s.options.Certificate,
-		SNICerts: s.options.SNICertificates, ClientCA: s.options.ClientCA}
+	config.SecureServing = &genericapiserver.SecureServingInfo{
+		Listener: listener,
+		Cert:     s.options.Certificate,
+		SNICerts: s.options.SNICertificates,
+		ClientCA: s.options.ClientCA,
+	}
 	config.ExternalAddress = listener.Addr().String()
 	config.Authentication.Authenticator = s.options.Authenticator
 	config.Authorization.Authorizer = s.options.Authorizer

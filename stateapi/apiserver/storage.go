@@ -85,8 +85,13 @@ func (s *storage[T, TList]) context(ctx context.Context) Context {
 	if !ok { // the library authenticates every request
 		sender = &user.DefaultInfo{}
 	}
-	return Context{Context: ctx, User: sender, Authorizer: s.authorizer, Namespace: request.NamespaceValue(ctx),
-		GroupVersionResource: s.gvk.GroupVersion().WithResource(s.resource)}
+	return Context{
+		Context:              ctx,
+		User:                 sender,
+		Authorizer:           s.authorizer,
+		Namespace:            request.NamespaceValue(ctx),
+		GroupVersionResource: s.gvk.GroupVersion().WithResource(s.resource),
+	}
 }
 
 func externalListOptions(options *internalversion.ListOptions) (*metav1.ListOptions, error) {

@@ -45,19 +45,25 @@ func newTable[T runtime.Object](columns []Column[T]) tableConvertor {
 		}
 		definitions = append(definitions, definition)
 	}
-	definitions = append(definitions, metav1.TableColumnDefinition{Name: "Age", Type: "string",
-		Description: descriptions["creationTimestamp"]})
-	return tableConvertor{columns: definitions, cells: func(object runtime.Object, name, age string) []any {
-		cells := []any{name}
-		for _, column := range columns {
-			var cell any
-			if name != "" { // the object of a bookmark is empty
-				cell = column.Cell(object.(T))
+	definitions = append(definitions, metav1.TableColumnDefinition{
+		Name:        "Age",
+		Type:        "string",
+		Description: descriptions["creationTimestamp"],
+	})
+	return tableConvertor{
+		columns: definitions,
+		cells: func(object runtime.Object, name, age string) []any {
+			cells := []any{name}
+			for _, column := range columns {
+				var cell any
+				if name != "" { // the object of a bookmark is empty
+					cell = column.Cell(object.(T))
+				}
+				cells = append(cells, cell)
 			}
-			cells = append(cells, cell)
-		}
-		return append(cells, age)
-	}}
+			return append(cells, age)
+		},
+	}
 }
 
 // convert returns the table of an object or a list.

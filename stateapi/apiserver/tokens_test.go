@@ -34,8 +34,11 @@ func TestFloodOfTokens(t *testing.T) {
 		_ = json.NewEncoder(w).Encode(review)
 	}))
 	defer front.Close()
-	client, err := kubernetes.NewForConfig(&rest.Config{Host: front.URL, QPS: -1,
-		ContentConfig: rest.ContentConfig{ContentType: "application/json"}})
+	client, err := kubernetes.NewForConfig(&rest.Config{
+		Host:          front.URL,
+		QPS:           -1,
+		ContentConfig: rest.ContentConfig{ContentType: "application/json"},
+	})
 	g.Expect(err).NotTo(HaveOccurred())
 	nobody := authenticator.RequestFunc(func(*http.Request) (*authenticator.Response, bool, error) {
 		return nil, false, nil

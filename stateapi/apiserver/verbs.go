@@ -17,7 +17,10 @@ func withVerbs[T, TList runtime.Object](s *storage[T, TList]) rest.Storage {
 	)
 	verbs := 0
 	for verb, present := range map[int]bool{
-		get: s.getter != nil, watch: s.watcher != nil, create: s.creater != nil, update: s.updater != nil,
+		get:    s.getter != nil,
+		watch:  s.watcher != nil,
+		create: s.creater != nil,
+		update: s.updater != nil,
 		remove: s.deleter != nil,
 	} {
 		if present {

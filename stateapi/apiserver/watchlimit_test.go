@@ -25,7 +25,8 @@ func (idle) Watch(ctx Context, _ *metav1.ListOptions) (<-chan WatchEvent[*metav1
 func idleVerb() watchVerb[*metav1.PartialObjectMetadata, *metav1.PartialObjectMetadataList] {
 	return watchVerb[*metav1.PartialObjectMetadata, *metav1.PartialObjectMetadataList]{
 		store: &storage[*metav1.PartialObjectMetadata, *metav1.PartialObjectMetadataList]{
-			watcher: idle{}, watches: &watchLimit{perUser: 1, total: 1},
+			watcher: idle{},
+			watches: &watchLimit{perUser: 1, total: 1},
 		},
 	}
 }

@@ -529,8 +529,11 @@ func TestAlertsOfAHostOperator(t *testing.T) {
 	}
 	watch := func(g Gomega, name string, selector fields.Selector, h handler.EventHandler) {
 		g.Expect(cc.Watch(t.Context(), blue, clustercache.NewWatcher(clustercache.WatcherOptions{
-			Name: name, Watcher: c, Kind: &corev1.ConfigMap{}, EventHandler: h,
-			Scope: clustercache.Scope{Namespace: deployment.TenantNamespace, FieldSelector: selector},
+			Name:         name,
+			Watcher:      c,
+			Kind:         &corev1.ConfigMap{},
+			EventHandler: h,
+			Scope:        clustercache.Scope{Namespace: deployment.TenantNamespace, FieldSelector: selector},
 		}))).To(Succeed())
 	}
 

@@ -65,8 +65,11 @@ func (r *after) reconcile(ctx context.Context, extension client.Object, conditio
 		return ctrl.Result{}, err
 	}
 	err = cc.Watch(ctx, extensionKey, clustercache.NewWatcher(clustercache.WatcherOptions{
-		Name: "my-controller/secrets", Watcher: r.controller, Kind: &corev1.Secret{}, EventHandler: secretsToRequests,
-		Scope: clustercache.Scope{Namespace: "team-red"}, // a Role in team-red suffices
+		Name:         "my-controller/secrets",
+		Watcher:      r.controller,
+		Kind:         &corev1.Secret{},
+		EventHandler: secretsToRequests,
+		Scope:        clustercache.Scope{Namespace: "team-red"}, // a Role in team-red suffices
 	}))
 	if err != nil {
 		return ctrl.Result{}, err

@@ -40,7 +40,10 @@ func (r *before) reconcile(ctx context.Context, clusterKey client.ObjectKey, nod
 		return ctrl.Result{}, err
 	}
 	err = cc.Watch(ctx, clusterKey, clustercache.NewWatcher(clustercache.WatcherOptions{
-		Name: "my-controller/nodes", Watcher: r.controller, Kind: &corev1.Node{}, EventHandler: nodesToRequests,
+		Name:         "my-controller/nodes",
+		Watcher:      r.controller,
+		Kind:         &corev1.Node{},
+		EventHandler: nodesToRequests,
 	}))
 	if err != nil {
 		return ctrl.Result{}, err

@@ -30,7 +30,10 @@ type olm struct {
 func (r *olm) watchApplied(ctx context.Context, cc clustercache.ClusterCache, extension client.Object,
 	applied []client.Object) error {
 	err := cc.For(ctx, extension).WatchContent(ctx, clustercache.NewContentWatch(clustercache.ContentWatchOptions{
-		Name: "my-operator", Watcher: r.controller, Objects: applied, Dependent: extension.GetUID(),
+		Name:         "my-operator",
+		Watcher:      r.controller,
+		Objects:      applied,
+		Dependent:    extension.GetUID(),
 		EventHandler: clustercache.EnqueueFor(client.ObjectKeyFromObject(extension)),
 		OnError: func(ctx context.Context, problem clustercache.WatchError) {
 			log.FromContext(ctx).Info("Watch", "kind", problem.Kind, "state", problem.State, "error", problem.Err)

@@ -31,8 +31,10 @@ import (
 func TestAdmissionPolicy(t *testing.T) {
 	ns, elsewhere := namespace(t), namespace(t)
 	k := guarded{
-		gvk: clustercache.ClusterExtensionGVK, resource: "clusterextensions", namespace: ns,
-		path: []string{"spec", "serviceAccount", "name"},
+		gvk:       clustercache.ClusterExtensionGVK,
+		resource:  "clusterextensions",
+		namespace: ns,
+		path:      []string{"spec", "serviceAccount", "name"},
 		object: func(serviceAccount string) *unstructured.Unstructured {
 			e := extension(ns, serviceAccount)
 			e.SetName("guarded")
@@ -62,8 +64,9 @@ func TestAdmissionPolicyWithALaxDefinition(t *testing.T) {
 	k := guarded{
 		gvk: defineKind(t, "LaxExtension", "Cluster",
 			"namespace: {type: string}, serviceAccount: {type: object, properties: {name: {type: string}}}"),
-		resource: "laxextensions", namespace: ns,
-		path: []string{"spec", "serviceAccount", "name"},
+		resource:  "laxextensions",
+		namespace: ns,
+		path:      []string{"spec", "serviceAccount", "name"},
 	}
 	k.object = func(serviceAccount string) *unstructured.Unstructured {
 		e := extension(ns, serviceAccount)
@@ -114,8 +117,10 @@ func TestAdmissionPolicyForNamespacedKinds(t *testing.T) {
 	ns, elsewhere := namespace(t), namespace(t)
 	k := guarded{
 		gvk: defineKind(t, "Tenant", "Namespaced",
-			"serviceAccountName: {type: string}, size: {type: integer}"), resource: "tenants", namespace: ns,
-		path: []string{"spec", "serviceAccountName"},
+			"serviceAccountName: {type: string}, size: {type: integer}"),
+		resource:  "tenants",
+		namespace: ns,
+		path:      []string{"spec", "serviceAccountName"},
 	}
 	k.object = func(serviceAccount string) *unstructured.Unstructured {
 		o := &unstructured.Unstructured{
@@ -177,8 +182,12 @@ func TestAdmissionPolicyForKubeconfigs(t *testing.T) {
 		"kubeconfig: {type: object, properties: {name: {type: string}}}, size: {type: integer}")
 	everything := rbacv1.PolicyRule{APIGroups: []string{gvk.Group}, Resources: []string{"clusters"}, Verbs: []string{"*"}}
 	mayRead := func(name string) rbacv1.PolicyRule {
-		return rbacv1.PolicyRule{APIGroups: []string{""}, Resources: []string{"secrets"}, ResourceNames: []string{name},
-			Verbs: []string{"get"}}
+		return rbacv1.PolicyRule{
+			APIGroups:     []string{""},
+			Resources:     []string{"secrets"},
+			ResourceNames: []string{name},
+			Verbs:         []string{"get"},
+		}
 	}
 	for user, secret := range map[string]string{"poor": "nothing", "neighbour": "own", "rich": "target"} {
 		allowUser(t, user, ns, everything)
@@ -249,11 +258,18 @@ func (k *guarded) allowUsers(t *testing.T) {
 			rbacv1.PolicyRule{APIGroups: []string{k.gvk.Group}, Resources: []string{k.resource}, Verbs: []string{"*"}})
 	}
 	allowUser(t, "reporter", "",
-		rbacv1.PolicyRule{APIGroups: []string{k.gvk.Group}, Resources: []string{k.resource + "/status"},
-			Verbs: []string{"update"}})
+		rbacv1.PolicyRule{
+			APIGroups: []string{k.gvk.Group},
+			Resources: []string{k.resource + "/status"},
+			Verbs:     []string{"update"},
+		})
 	mayActAs := func(names ...string) rbacv1.PolicyRule {
-		return rbacv1.PolicyRule{APIGroups: []string{""}, Resources: []string{"serviceaccounts"}, ResourceNames: names,
-			Verbs: []string{"impersonate"}}
+		return rbacv1.PolicyRule{
+			APIGroups:     []string{""},
+			Resources:     []string{"serviceaccounts"},
+			ResourceNames: names,
+			Verbs:         []string{"impersonate"},
+		}
 	}
 	allowUser(t, "neighbour", k.namespace, mayActAs("own"))
 	allowUser(t, "rich", k.namespace, mayActAs("target", "next"))
@@ -414,13 +430,19 @@ func allowUser(t *testing.T, user, namespace string, rule rbacv1.PolicyRule) {
 	if namespace == "" {
 		role := &rbacv1.ClusterRole{ObjectMeta: meta, Rules: []rbacv1.PolicyRule{rule}}
 		create(t, role)
-		create(t, &rbacv1.ClusterRoleBinding{ObjectMeta: meta, Subjects: subjects,
-			RoleRef: rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: role.Name}})
+		create(t, &rbacv1.ClusterRoleBinding{
+			ObjectMeta: meta,
+			Subjects:   subjects,
+			RoleRef:    rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: role.Name},
+		})
 	} else {
 		role := &rbacv1.Role{ObjectMeta: meta, Rules: []rbacv1.PolicyRule{rule}}
 		create(t, role)
-		create(t, &rbacv1.RoleBinding{ObjectMeta: meta, Subjects: subjects,
-			RoleRef: rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "Role", Name: role.Name}})
+		create(t, &rbacv1.RoleBinding{
+			ObjectMeta: meta,
+			Subjects:   subjects,
+			RoleRef:    rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "Role", Name: role.Name},
+		})
 	}
 	attributes := &authorizationv1.ResourceAttributes{Namespace: namespace, Group: rule.APIGroups[0], Verb: rule.Verbs[0]}
 	attributes.Resource, attributes.Subresource, _ = strings.Cut(rule.Resources[0], "/")
@@ -510,7 +532,8 @@ func TestAllowIdentity(t *testing.T) {
 	options := clustercache.Options{
 		Object: &corev1.ConfigMap{},
 		Credentials: credential.ServiceAccountTokens(credential.ServiceAccountOptions{
-			NamespacePath: ".data.namespace", NamePath: ".data.serviceAccount",
+			NamespacePath: ".data.namespace",
+			NamePath:      ".data.serviceAccount",
 		}),
 	}
 	grantOperatorConfigMaps(t)
@@ -536,11 +559,20 @@ func TestAllowIdentity(t *testing.T) {
 }
 
 func grantOperatorConfigMaps(t *testing.T) {
-	role := &rbacv1.ClusterRole{ObjectMeta: metav1.ObjectMeta{GenerateName: "configmaps-"}, Rules: []rbacv1.PolicyRule{
-		{APIGroups: []string{""}, Resources: []string{"configmaps"}, Verbs: []string{"get", "list", "watch"}},
-	}}
+	role := &rbacv1.ClusterRole{
+		ObjectMeta: metav1.ObjectMeta{GenerateName: "configmaps-"},
+		Rules: []rbacv1.PolicyRule{
+			{APIGroups: []string{""}, Resources: []string{"configmaps"}, Verbs: []string{"get", "list", "watch"}},
+		},
+	}
 	create(t, role)
-	create(t, &rbacv1.ClusterRoleBinding{ObjectMeta: metav1.ObjectMeta{GenerateName: "configmaps-"},
-		RoleRef: rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole",
-			Name: role.Name}, Subjects: []rbacv1.Subject{{Kind: "User", Name: operatorUser}}})
+	create(t, &rbacv1.ClusterRoleBinding{
+		ObjectMeta: metav1.ObjectMeta{GenerateName: "configmaps-"},
+		RoleRef: rbacv1.RoleRef{
+			APIGroup: rbacv1.GroupName,
+			Kind:     "ClusterRole",
+			Name:     role.Name,
+		},
+		Subjects: []rbacv1.Subject{{Kind: "User", Name: operatorUser}},
+	})
 }

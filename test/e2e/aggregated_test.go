@@ -54,25 +54,40 @@ func aggregate(t *testing.T, handler http.Handler) (quiet func()) {
 	g.Expect(err).NotTo(HaveOccurred())
 	ns := namespace(t)
 	// The API server reaches an external name without endpoints and without a proxy.
-	create(t, &corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: ns, Name: "aggregated"},
-		Spec: corev1.ServiceSpec{Type: corev1.ServiceTypeExternalName, ExternalName: "localhost",
-			Ports: []corev1.ServicePort{{Port: int32(number)}}}})
+	create(t, &corev1.Service{
+		ObjectMeta: metav1.ObjectMeta{Namespace: ns, Name: "aggregated"},
+		Spec: corev1.ServiceSpec{
+			Type:         corev1.ServiceTypeExternalName,
+			ExternalName: "localhost",
+			Ports:        []corev1.ServicePort{{Port: int32(number)}},
+		},
+	})
 	service := &unstructured.Unstructured{Object: map[string]any{"spec": map[string]any{
 		"group": thing.Group, "version": thing.Version, "groupPriorityMinimum": int64(100), "versionPriority": int64(
 			100), "insecureSkipTLSVerify": true,
 		"service": map[string]any{"namespace": ns, "name": "aggregated", "port": int64(number)},
 	}}}
 	service.SetGroupVersionKind(schema.GroupVersionKind{
-		Group: "apiregistration.k8s.io", Version: "v1", Kind: "APIService",
+		Group:   "apiregistration.k8s.io",
+		Version: "v1",
+		Kind:    "APIService",
 	})
 	service.SetName(thing.Version + "." + thing.Group)
 	create(t, service)
 	create(t,
-		&rbacv1.ClusterRole{ObjectMeta: metav1.ObjectMeta{Name: "things"},
-			Rules: []rbacv1.PolicyRule{{APIGroups: []string{thing.Group}, Resources: []string{"*"}, Verbs: []string{"*"}}}})
-	create(t, &rbacv1.ClusterRoleBinding{ObjectMeta: metav1.ObjectMeta{Name: "things"},
-		RoleRef: rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole",
-			Name: "things"}, Subjects: []rbacv1.Subject{{Kind: "Group", Name: "system:authenticated"}}})
+		&rbacv1.ClusterRole{
+			ObjectMeta: metav1.ObjectMeta{Name: "things"},
+			Rules:      []rbacv1.PolicyRule{{APIGroups: []string{thing.Group}, Resources: []string{"*"}, Verbs: []string{"*"}}},
+		})
+	create(t, &rbacv1.ClusterRoleBinding{
+		ObjectMeta: metav1.ObjectMeta{Name: "things"},
+		RoleRef: rbacv1.RoleRef{
+			APIGroup: rbacv1.GroupName,
+			Kind:     "ClusterRole",
+			Name:     "things",
+		},
+		Subjects: []rbacv1.Subject{{Kind: "Group", Name: "system:authenticated"}},
+	})
 	_, err = cp.Kubectl(t.Context(), "wait", "--for=condition=Available", "--timeout=60s",
 		"apiservice/"+service.GetName())
 	g.Expect(err).NotTo(HaveOccurred())
@@ -86,14 +101,18 @@ func TestAggregatedAPIThatIsDown(t *testing.T) {
 	ctx := t.Context()
 	ns := namespace(t)
 	down := schema.GroupVersionKind{Group: "down.example.test", Version: "v1", Kind: "Thing"}
-	create(t, &corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: ns, Name: "down"},
-		Spec: corev1.ServiceSpec{Ports: []corev1.ServicePort{{Port: 443}}}}) // without endpoints
+	create(t, &corev1.Service{
+		ObjectMeta: metav1.ObjectMeta{Namespace: ns, Name: "down"},
+		Spec:       corev1.ServiceSpec{Ports: []corev1.ServicePort{{Port: 443}}},
+	}) // without endpoints
 	service := &unstructured.Unstructured{Object: map[string]any{"spec": map[string]any{
 		"group": down.Group, "version": down.Version, "groupPriorityMinimum": int64(100), "versionPriority": int64(100),
 		"insecureSkipTLSVerify": true, "service": map[string]any{"namespace": ns, "name": "down"},
 	}}}
 	service.SetGroupVersionKind(schema.GroupVersionKind{
-		Group: "apiregistration.k8s.io", Version: "v1", Kind: "APIService",
+		Group:   "apiregistration.k8s.io",
+		Version: "v1",
+		Kind:    "APIService",
 	})
 	service.SetName(down.Version + "." + down.Group)
 	create(t, service)
@@ -111,8 +130,11 @@ func TestAggregatedAPIThatIsDown(t *testing.T) {
 		objects.SetGroupVersionKind(gvk.GroupVersion().WithKind(gvk.Kind + "List"))
 		return c.List(ctx, objects)
 	}
-	g.Expect(meta.IsNoMatchError(list("first", schema.GroupVersionKind{Group: "no.example.test", Version: "v1",
-		Kind: "Unknown"}))).To(BeTrue())
+	g.Expect(meta.IsNoMatchError(list("first", schema.GroupVersionKind{
+		Group:   "no.example.test",
+		Version: "v1",
+		Kind:    "Unknown",
+	}))).To(BeTrue())
 	g.Eventually(func() error { return list("second", down) }).WithTimeout(patience).
 		Should(And(HaveOccurred(), Satisfy(func(err error) bool { return !meta.IsNoMatchError(err) }),
 			MatchError(ContainSubstring(down.Group))))

@@ -43,9 +43,11 @@ func bases(t *testing.T) map[string]base {
 	}
 	ns := namespace(t)
 	create(t, serviceAccount(ns, "operator"))
-	create(t, &rbacv1.ClusterRoleBinding{ObjectMeta: metav1.ObjectMeta{GenerateName: "operator-"},
-		RoleRef:  rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: "latchkey-operator"},
-		Subjects: []rbacv1.Subject{{Kind: "ServiceAccount", Namespace: ns, Name: "operator"}}})
+	create(t, &rbacv1.ClusterRoleBinding{
+		ObjectMeta: metav1.ObjectMeta{GenerateName: "operator-"},
+		RoleRef:    rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: "latchkey-operator"},
+		Subjects:   []rbacv1.Subject{{Kind: "ServiceAccount", Namespace: ns, Name: "operator"}},
+	})
 	operatorToken := token(t, ns, "operator")
 	anonymous := func() *rest.Config { return rest.AnonymousClientConfig(cp.Config()) }
 	file := func(name, content string, mode os.FileMode) string {
@@ -75,19 +77,24 @@ func bases(t *testing.T) map[string]base {
 	g.Expect(err).NotTo(HaveOccurred())
 	runs := file("runs", "", 0o600)
 	withExec := anonymous()
-	withExec.ExecProvider = &clientcmdapi.ExecConfig{APIVersion: "client.authentication.k8s.io/v1",
+	withExec.ExecProvider = &clientcmdapi.ExecConfig{
+		APIVersion:      "client.authentication.k8s.io/v1",
 		InteractiveMode: clientcmdapi.NeverExecInteractiveMode,
-		Command:         file("credential", fmt.Sprintf("#!/bin/sh\necho run >> '%s'\necho '%s'\n", runs, answer), 0o700)}
+		Command:         file("credential", fmt.Sprintf("#!/bin/sh\necho run >> '%s'\necho '%s'\n", runs, answer), 0o700),
+	}
 	count := func() int {
 		content, err := os.ReadFile(runs)
 		g.Expect(err).NotTo(HaveOccurred())
 		return strings.Count(string(content), "run")
 	}
-	all["exec"] = base{config: withExec, quiet: func() func() int {
-		before := count()
-		g.Expect(before).To(BeNumerically(">=", 1), "the host operator itself runs the command")
-		return func() int { return count() - before }
-	}}
+	all["exec"] = base{
+		config: withExec,
+		quiet: func() func() int {
+			before := count()
+			g.Expect(before).To(BeNumerically(">=", 1), "the host operator itself runs the command")
+			return func() int { return count() - before }
+		},
+	}
 
 	// A wrapper of the HTTP client can change the identity of every request that passes through the
 	// wrapper. The test counts the tenants' requests that pass through.
@@ -100,9 +107,12 @@ func bases(t *testing.T) map[string]base {
 			}
 		}}
 	}
-	all["http-client"] = base{config: wrapperConfig, quiet: func() func() int {
-		return func() int { return int(tenantRequests.Load()) }
-	}}
+	all["http-client"] = base{
+		config: wrapperConfig,
+		quiet: func() func() int {
+			return func() int { return int(tenantRequests.Load()) }
+		},
+	}
 
 	impersonationConfig := cp.Config()
 	impersonationConfig.Impersonate = rest.ImpersonationConfig{UserName: operatorUser}
@@ -111,10 +121,13 @@ func bases(t *testing.T) map[string]base {
 	limiterConfig := certificate()
 	limit := &sharedLimit{}
 	limiterConfig.RateLimiter = limit
-	all["rate-limiter"] = base{config: limiterConfig, quiet: func() func() int {
-		before := limit.taken.Load()
-		return func() int { return int(limit.taken.Load() - before) }
-	}}
+	all["rate-limiter"] = base{
+		config: limiterConfig,
+		quiet: func() func() int {
+			before := limit.taken.Load()
+			return func() int { return int(limit.taken.Load() - before) }
+		},
+	}
 	return all
 }
 

@@ -155,8 +155,13 @@ func TestForWhileExtensionsChange(t *testing.T) {
 		"mapper": false} {
 		t.Run(kind, func(t *testing.T) {
 			g := NewWithT(t)
-			c := &changing{ns: namespace(t), recreate: recreate, seen: map[string][]*unstructured.Unstructured{},
-				names: []string{"e0", "e1", "e2", "e3", "e4", "e5"}, accounts: []string{"a0", "a1", "a2", "a3"}}
+			c := &changing{
+				ns:       namespace(t),
+				recreate: recreate,
+				seen:     map[string][]*unstructured.Unstructured{},
+				names:    []string{"e0", "e1", "e2", "e3", "e4", "e5"},
+				accounts: []string{"a0", "a1", "a2", "a3"},
+			}
 			c.served = make([]atomic.Int64, len(c.names))
 			tokens := map[string]string{}
 			for _, account := range c.accounts {
@@ -166,8 +171,10 @@ func TestForWhileExtensionsChange(t *testing.T) {
 					tokens[account] = token(t, c.ns, account)
 				}
 			}
-			options := clustercache.Options{Credentials: c.credentials(t, kind, tokens),
-				Client: clustercache.ClientOptions{QPS: 1000, Burst: 1000}}
+			options := clustercache.Options{
+				Credentials: c.credentials(t, kind, tokens),
+				Client:      clustercache.ClientOptions{QPS: 1000, Burst: 1000},
+			}
 			if recreate {
 				options.AllowIdentity = clustercache.GuardedByAdmission
 			}

@@ -48,8 +48,11 @@ func TestChoose(t *testing.T) {
 				}}),
 			"kubeconfig": credential.KubeconfigSecrets(credential.KubeconfigOptions{
 				Reference: func(object client.Object) (credential.SecretReference, error) {
-					return credential.SecretReference{Namespace: ns, Name: object.GetLabels()["kubeconfig"] + "-kubeconfig",
-						Key: "value"}, nil
+					return credential.SecretReference{
+						Namespace: ns,
+						Name:      object.GetLabels()["kubeconfig"] + "-kubeconfig",
+						Key:       "value",
+					}, nil
 				}}),
 		}),
 		AllowIdentity: func(_ context.Context, object client.Object, account types.NamespacedName) error {

@@ -32,9 +32,11 @@ func TestRevocationsWhileRBACChanges(t *testing.T) {
 	g := NewWithT(t)
 	ctx := t.Context()
 	ns := namespace(t)
-	create(t, &rbacv1.ClusterRoleBinding{ObjectMeta: metav1.ObjectMeta{GenerateName: "rbac-events-"},
-		RoleRef:  rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: "latchkey-rbac-events"},
-		Subjects: []rbacv1.Subject{{Kind: "User", APIGroup: rbacv1.GroupName, Name: operatorUser}}})
+	create(t, &rbacv1.ClusterRoleBinding{
+		ObjectMeta: metav1.ObjectMeta{GenerateName: "rbac-events-"},
+		RoleRef:    rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: "latchkey-rbac-events"},
+		Subjects:   []rbacv1.Subject{{Kind: "User", APIGroup: rbacv1.GroupName, Name: operatorUser}},
+	})
 	tenants := min(int(*churning/(400*time.Millisecond)), 100)
 	name := func(i int) string { return fmt.Sprintf("revoked-%d", i) }
 	for i := range tenants {
@@ -55,8 +57,10 @@ func TestRevocationsWhileRBACChanges(t *testing.T) {
 	// namespace too.
 	other := rbacv1.Subject{Kind: "ServiceAccount", Namespace: ns, Name: "another"}
 	clusterRole := &rbacv1.ClusterRole{ObjectMeta: metav1.ObjectMeta{Name: "churn-" + ns}}
-	clusterBinding := &rbacv1.ClusterRoleBinding{ObjectMeta: metav1.ObjectMeta{Name: "churn-" + ns},
-		RoleRef: rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: "churn-" + ns}}
+	clusterBinding := &rbacv1.ClusterRoleBinding{
+		ObjectMeta: metav1.ObjectMeta{Name: "churn-" + ns},
+		RoleRef:    rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: "churn-" + ns},
+	}
 	role := &rbacv1.Role{ObjectMeta: metav1.ObjectMeta{Namespace: ns, Name: "churn"}}
 	binding := roleBinding(ns, "churn", other)
 	for _, object := range []client.Object{clusterRole, clusterBinding, role, binding} {

@@ -86,8 +86,12 @@ func TestProbeFailureContract(t *testing.T) {
 		p := newProxy(t)
 		w := newWorld(t, clustercache.Options{
 			Credentials: elsewhere(token(t, ns, "red"), map[string]string{"red": p.url()}),
-			HealthProbe: healthprobe.Options{Interval: 50 * time.Millisecond, IdentityInterval: 50 * time.Millisecond,
-				Timeout: time.Second, FailureThreshold: 1 << 30},
+			HealthProbe: healthprobe.Options{
+				Interval:         50 * time.Millisecond,
+				IdentityInterval: 50 * time.Millisecond,
+				Timeout:          time.Second,
+				FailureThreshold: 1 << 30,
+			},
 		})
 		return failing{w, p}
 	})

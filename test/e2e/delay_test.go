@@ -84,8 +84,12 @@ func TestOneNeverDelaysAnother(t *testing.T) {
 		Credentials: elsewhere(token(t, ns, "fine"), hosts),
 		// A connection attempt to a server that hangs takes longer than the time between attempts.
 		// Therefore there are always more such attempts than slots.
-		HealthProbe: healthprobe.Options{Interval: period / 5, IdentityInterval: period, Timeout: 2 * period,
-			FailureThreshold: 3},
+		HealthProbe: healthprobe.Options{
+			Interval:         period / 5,
+			IdentityInterval: period,
+			Timeout:          2 * period,
+			FailureThreshold: 3,
+		},
 	})
 
 	// One source has a map function that hangs, and one has a map function that panics. Below, a

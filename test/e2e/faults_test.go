@@ -44,8 +44,10 @@ func newFaults(t *testing.T) *faults {
 	g.Expect(err).NotTo(HaveOccurred())
 	transport := &http.Transport{TLSClientConfig: tlsConfig, ForceAttemptHTTP2: true}
 	// Connection upgrades need HTTP/1.1.
-	upgrades := &http.Transport{TLSClientConfig: tlsConfig.Clone(),
-		TLSNextProto: map[string]func(string, *tls.Conn) http.RoundTripper{}}
+	upgrades := &http.Transport{
+		TLSClientConfig: tlsConfig.Clone(),
+		TLSNextProto:    map[string]func(string, *tls.Conn) http.RoundTripper{},
+	}
 	proxy := &httputil.ReverseProxy{
 		Rewrite: func(r *httputil.ProxyRequest) { r.SetURL(target) },
 		Transport: testutil.RoundTripperFunc(func(req *http.Request) (*http.Response, error) {
@@ -117,12 +119,17 @@ func (f *faults) operatorConfig(t *testing.T) (*rest.Config, string) {
 	t.Helper()
 	ns := namespace(t)
 	create(t, serviceAccount(ns, "operator"))
-	create(t, &rbacv1.ClusterRoleBinding{ObjectMeta: metav1.ObjectMeta{GenerateName: "operator-"},
-		RoleRef:  rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: "latchkey-operator"},
-		Subjects: []rbacv1.Subject{{Kind: "ServiceAccount", Namespace: ns, Name: "operator"}}})
+	create(t, &rbacv1.ClusterRoleBinding{
+		ObjectMeta: metav1.ObjectMeta{GenerateName: "operator-"},
+		RoleRef:    rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: "latchkey-operator"},
+		Subjects:   []rbacv1.Subject{{Kind: "ServiceAccount", Namespace: ns, Name: "operator"}},
+	})
 	operatorToken := token(t, ns, "operator")
-	return &rest.Config{Host: f.URL, BearerToken: operatorToken,
-		TLSClientConfig: rest.TLSClientConfig{CAData: f.authorities()}}, operatorToken
+	return &rest.Config{
+		Host:            f.URL,
+		BearerToken:     operatorToken,
+		TLSClientConfig: rest.TLSClientConfig{CAData: f.authorities()},
+	}, operatorToken
 }
 
 func (f *faults) authorities() []byte { return pemOf(f.Certificate()) }

@@ -95,8 +95,10 @@ func TestLeaseEnds(t *testing.T) {
 	config, _ := h.operatorConfig(t)
 	lease, f := testutil.NewLease()
 	defer lease.Release()
-	o := newOperatorAt(t, config, clustercache.Options{Ownership: ownership.Leader(f),
-		AllowIdentity: clustercache.GuardedByAdmission})
+	o := newOperatorAt(t, config, clustercache.Options{
+		Ownership:     ownership.Leader(f),
+		AllowIdentity: clustercache.GuardedByAdmission,
+	})
 	o.also = append(o.also, h.quiet)
 	o.start(t)
 	events := newFakeController(t)

@@ -195,10 +195,13 @@ func TestCacheOptions(t *testing.T) {
 	g := NewWithT(t)
 	ns := namespace(t)
 	tenant(t, ns, "shaped")
-	index := clustercache.CacheOptionsIndex{Object: &corev1.ConfigMap{}, Field: "data.color",
+	index := clustercache.CacheOptionsIndex{
+		Object: &corev1.ConfigMap{},
+		Field:  "data.color",
 		ExtractValue: func(object client.Object) []string {
 			return []string{object.(*corev1.ConfigMap).Data["color"]}
-		}}
+		},
+	}
 	o := startOperator(t, clustercache.Options{
 		Cache: clustercache.CacheOptions{
 			Indexes:          []clustercache.CacheOptionsIndex{index},
@@ -230,10 +233,14 @@ func TestCacheOptions(t *testing.T) {
 
 	for _, seen := range []string{"yes", "no"} {
 		create(t,
-			&corev1.Service{ObjectMeta: metav1.ObjectMeta{
-				Namespace: ns, Name: "seen-" + seen, Labels: map[string]string{"seen": seen},
-			},
-				Spec: corev1.ServiceSpec{Ports: []corev1.ServicePort{{Port: 80}}}})
+			&corev1.Service{
+				ObjectMeta: metav1.ObjectMeta{
+					Namespace: ns,
+					Name:      "seen-" + seen,
+					Labels:    map[string]string{"seen": seen},
+				},
+				Spec: corev1.ServiceSpec{Ports: []corev1.ServicePort{{Port: 80}}},
+			})
 	}
 	g.Eventually(func() []corev1.Service {
 		services := &corev1.ServiceList{}

@@ -24,8 +24,12 @@ func mayImpersonate(t *testing.T, namespace string, names ...string) {
 	name := "may-impersonate"
 	role := &rbacv1.Role{
 		Rules: []rbacv1.PolicyRule{
-			{APIGroups: []string{""}, Resources: []string{"serviceaccounts"}, ResourceNames: names,
-				Verbs: []string{"impersonate"}},
+			{
+				APIGroups:     []string{""},
+				Resources:     []string{"serviceaccounts"},
+				ResourceNames: names,
+				Verbs:         []string{"impersonate"},
+			},
 		},
 	}
 	role.Namespace, role.Name = namespace, name
@@ -44,8 +48,11 @@ func TestImpersonation(t *testing.T) {
 	tenant(t, ns, "not-allowed")
 	mayImpersonate(t, ns, "worn", "absent")
 	create(t, extension(ns, "absent"))
-	o := startOperator(t, clustercache.Options{Credentials: credential.Impersonation(credential.ImpersonationOptions{}),
-		AllowIdentity: clustercache.GuardedByAdmission, ConnectBackoff: never()})
+	o := startOperator(t, clustercache.Options{
+		Credentials:    credential.Impersonation(credential.ImpersonationOptions{}),
+		AllowIdentity:  clustercache.GuardedByAdmission,
+		ConnectBackoff: never(),
+	})
 
 	before := o.waitConnected(t, "worn")
 	username := "system:serviceaccount:" + ns + ":worn"
@@ -144,16 +151,22 @@ func TestImpersonationThatIsRevoked(t *testing.T) {
 	mayImpersonate(t, ns, "worn")
 	other := &rbacv1.Role{
 		Rules: []rbacv1.PolicyRule{
-			{APIGroups: []string{""}, Resources: []string{"serviceaccounts"}, ResourceNames: []string{"bystander"},
-				Verbs: []string{"impersonate"}},
+			{
+				APIGroups:     []string{""},
+				Resources:     []string{"serviceaccounts"},
+				ResourceNames: []string{"bystander"},
+				Verbs:         []string{"impersonate"},
+			},
 		},
 	}
 	other.Namespace, other.Name = ns, "may-impersonate-another"
 	create(t, other)
 	create(t, roleBinding(ns, other.Name, rbacv1.Subject{Kind: "User", Name: operatorUser}))
 	o := startOperator(t,
-		clustercache.Options{Credentials: credential.Impersonation(credential.ImpersonationOptions{}),
-			AllowIdentity: clustercache.GuardedByAdmission})
+		clustercache.Options{
+			Credentials:   credential.Impersonation(credential.ImpersonationOptions{}),
+			AllowIdentity: clustercache.GuardedByAdmission,
+		})
 	o.waitConnected(t, "worn")
 	bystander := o.waitConnected(t, "bystander")
 	h := handlesOf(t, o, "worn")
@@ -180,14 +193,18 @@ func TestImpersonationWithUID(t *testing.T) {
 	role.Name = "may-impersonate-uids"
 	create(t, role)
 	create(t,
-		&rbacv1.ClusterRoleBinding{ObjectMeta: metav1.ObjectMeta{Name: role.Name},
-			RoleRef:  rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: role.Name},
-			Subjects: []rbacv1.Subject{{Kind: "User", Name: operatorUser}}})
+		&rbacv1.ClusterRoleBinding{
+			ObjectMeta: metav1.ObjectMeta{Name: role.Name},
+			RoleRef:    rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: role.Name},
+			Subjects:   []rbacv1.Subject{{Kind: "User", Name: operatorUser}},
+		})
 	o := startOperator(t,
 		clustercache.Options{
 			Credentials: credential.Impersonation(credential.ImpersonationOptions{
-				UID: true, Groups: true,
-			}), AllowIdentity: clustercache.GuardedByAdmission,
+				UID:    true,
+				Groups: true,
+			}),
+			AllowIdentity: clustercache.GuardedByAdmission,
 		})
 	state := o.waitConnected(t, "whole")
 	g.Expect(state.Identity.UID).To(Equal(uidOf(t, ns, "whole")))
@@ -210,29 +227,45 @@ func TestConstrainedImpersonation(t *testing.T) {
 	ns := namespace(t)
 	tenant(t, ns, "constrained")
 	role := &rbacv1.Role{Rules: []rbacv1.PolicyRule{
-		{APIGroups: []string{"authentication.k8s.io"}, Resources: []string{"serviceaccounts"},
-			ResourceNames: []string{"constrained"}, Verbs: []string{"impersonate:serviceaccount"}},
-		{APIGroups: []string{""}, Resources: []string{"configmaps"},
-			Verbs: []string{"impersonate-on:serviceaccount:list", "impersonate-on:serviceaccount:watch"}},
+		{
+			APIGroups:     []string{"authentication.k8s.io"},
+			Resources:     []string{"serviceaccounts"},
+			ResourceNames: []string{"constrained"},
+			Verbs:         []string{"impersonate:serviceaccount"},
+		},
+		{
+			APIGroups: []string{""},
+			Resources: []string{"configmaps"},
+			Verbs:     []string{"impersonate-on:serviceaccount:list", "impersonate-on:serviceaccount:watch"},
+		},
 	}}
 	role.Namespace, role.Name = ns, "constrained-impersonation"
 	create(t, role)
 	create(t, roleBinding(ns, role.Name, rbacv1.Subject{Kind: "User", Name: operatorUser}))
 	reviews := &rbacv1.ClusterRole{Rules: []rbacv1.PolicyRule{
-		{APIGroups: []string{"authentication.k8s.io"}, Resources: []string{"selfsubjectreviews"},
-			Verbs: []string{"impersonate-on:serviceaccount:create"}},
-		{NonResourceURLs: []string{"/api", "/api/*", "/apis", "/apis/*"},
-			Verbs: []string{"impersonate-on:serviceaccount:get"}},
+		{
+			APIGroups: []string{"authentication.k8s.io"},
+			Resources: []string{"selfsubjectreviews"},
+			Verbs:     []string{"impersonate-on:serviceaccount:create"},
+		},
+		{
+			NonResourceURLs: []string{"/api", "/api/*", "/apis", "/apis/*"},
+			Verbs:           []string{"impersonate-on:serviceaccount:get"},
+		},
 	}}
 	reviews.Name = role.Name
 	create(t, reviews)
 	create(t,
-		&rbacv1.ClusterRoleBinding{ObjectMeta: metav1.ObjectMeta{Name: role.Name},
-			RoleRef:  rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: role.Name},
-			Subjects: []rbacv1.Subject{{Kind: "User", Name: operatorUser}}})
+		&rbacv1.ClusterRoleBinding{
+			ObjectMeta: metav1.ObjectMeta{Name: role.Name},
+			RoleRef:    rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: role.Name},
+			Subjects:   []rbacv1.Subject{{Kind: "User", Name: operatorUser}},
+		})
 	o := startOperator(t,
-		clustercache.Options{Credentials: credential.Impersonation(credential.ImpersonationOptions{}),
-			AllowIdentity: clustercache.GuardedByAdmission})
+		clustercache.Options{
+			Credentials:   credential.Impersonation(credential.ImpersonationOptions{}),
+			AllowIdentity: clustercache.GuardedByAdmission,
+		})
 	o.waitConnected(t, "constrained")
 	h := handlesOf(t, o, "constrained")
 	g.Eventually(func() error { return h.client.List(t.Context(), &corev1.ConfigMapList{}, client.InNamespace(ns)) }).

@@ -47,8 +47,10 @@ func certificateOf(t *testing.T, user string) clientcmdapi.AuthInfo {
 }
 
 func kubeconfigSecret(namespace, extension string, kubeconfig []byte) *corev1.Secret {
-	return &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: extension + "-kubeconfig"},
-		Data: map[string][]byte{"value": kubeconfig}}
+	return &corev1.Secret{
+		ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: extension + "-kubeconfig"},
+		Data:       map[string][]byte{"value": kubeconfig},
+	}
 }
 
 func setKubeconfig(t *testing.T, namespace, extension string, kubeconfig []byte) {
@@ -65,10 +67,17 @@ func grantOperatorSecrets(t *testing.T, namespace string, extensions ...string) 
 		names = append(names, extension+"-kubeconfig")
 	}
 	create(t,
-		&rbacv1.Role{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: "kubeconfigs"}, Rules: []rbacv1.PolicyRule{
-			{APIGroups: []string{""}, Resources: []string{"secrets"}, ResourceNames: names,
-				Verbs: []string{"get", "list", "watch"}},
-		}})
+		&rbacv1.Role{
+			ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: "kubeconfigs"},
+			Rules: []rbacv1.PolicyRule{
+				{
+					APIGroups:     []string{""},
+					Resources:     []string{"secrets"},
+					ResourceNames: names,
+					Verbs:         []string{"get", "list", "watch"},
+				},
+			},
+		})
 	create(t, roleBinding(namespace, "kubeconfigs", rbacv1.Subject{Kind: "User", Name: operatorUser}))
 }
 
@@ -84,7 +93,8 @@ func startRemoteOperator(t *testing.T, namespace string) *operator {
 	return startOperator(t,
 		clustercache.Options{
 			Credentials: credential.KubeconfigSecrets(credential.KubeconfigOptions{
-				Namespace: namespace, Allow: credential.SecretsGuardedByAdmission,
+				Namespace: namespace,
+				Allow:     credential.SecretsGuardedByAdmission,
 			}),
 		})
 }
@@ -224,8 +234,11 @@ func TestBrokenKubeconfig(t *testing.T) {
 	remote(t, ns, "far",
 		kubeconfigOf(t,
 			clientcmdapi.AuthInfo{
-				Exec: &clientcmdapi.ExecConfig{Command: "true", APIVersion: "client.authentication.k8s.io/v1",
-					InteractiveMode: clientcmdapi.NeverExecInteractiveMode},
+				Exec: &clientcmdapi.ExecConfig{
+					Command:         "true",
+					APIVersion:      "client.authentication.k8s.io/v1",
+					InteractiveMode: clientcmdapi.NeverExecInteractiveMode,
+				},
 			}))
 	create(t, extension(ns, "absent"))
 	create(t, extension(ns, "forbidden")) // the operator may not read its Secret

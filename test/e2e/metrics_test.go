@@ -103,9 +103,15 @@ func TestEvents(t *testing.T) {
 	g := NewWithT(t)
 	ns := namespace(t)
 	create(t, extension(ns, "eventful"))
-	create(t, &rbacv1.RoleBinding{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "latchkey-events"},
-		RoleRef: rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "Role",
-			Name: "latchkey-events"}, Subjects: []rbacv1.Subject{{Kind: "User", Name: operatorUser}}})
+	create(t, &rbacv1.RoleBinding{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "latchkey-events"},
+		RoleRef: rbacv1.RoleRef{
+			APIGroup: rbacv1.GroupName,
+			Kind:     "Role",
+			Name:     "latchkey-events",
+		},
+		Subjects: []rbacv1.Subject{{Kind: "User", Name: operatorUser}},
+	})
 	o := newOperator(t, clustercache.Options{}, func(o *operator, options *clustercache.Options) {
 		options.EventRecorder = o.mgr.GetEventRecorder("latchkey-e2e")
 		options.ConnectBackoff = never()

@@ -53,8 +53,10 @@ func TestLikelyMistakesAtSetup(t *testing.T) {
 			message{"anyone who may write an extension could act as any ServiceAccount", "Options.AllowIdentity",
 				"set GuardedByAdmission"}},
 		"a guard that nothing calls": {func(o *clustercache.Options) {
-			o.Credentials = credential.KubeconfigSecrets(credential.KubeconfigOptions{Namespace: "x",
-				Allow: credential.SecretsGuardedByAdmission})
+			o.Credentials = credential.KubeconfigSecrets(credential.KubeconfigOptions{
+				Namespace: "x",
+				Allow:     credential.SecretsGuardedByAdmission,
+			})
 		}, message{"would never be called", "Options.AllowIdentity", "guard in credential.KubeconfigOptions.Allow"}},
 		"a kind without a definition": {func(o *clustercache.Options) {
 			o.Object = objectOf(corev1.SchemeGroupVersion.WithKind("Gadget"))
@@ -87,8 +89,10 @@ func TestLikelyMistakesAtSetup(t *testing.T) {
 				map[string]credential.Provider{"x": nil})
 		}, message{"is nil", "Options.Credentials", `the provider "x" of Choose`}},
 		"paths and a function": {func(o *clustercache.Options) {
-			o.Credentials = credential.ServiceAccountTokens(credential.ServiceAccountOptions{NamePath: "spec.x",
-				Reference: func(client.Object) (client.ObjectKey, error) { return client.ObjectKey{}, nil }})
+			o.Credentials = credential.ServiceAccountTokens(credential.ServiceAccountOptions{
+				NamePath:  "spec.x",
+				Reference: func(client.Object) (client.ObjectKey, error) { return client.ObjectKey{}, nil },
+			})
 		},
 			message{"Reference returns the ServiceAccount", "Options.Credentials",
 				"NamespacePath and NamePath must be empty"}},
@@ -207,8 +211,11 @@ func TestLikelyMistakesWithKubeconfigs(t *testing.T) {
 	wrongKey.Data = map[string][]byte{"kubeconfig": wrongKey.Data["value"]}
 	create(t, wrongKey)
 	create(t, kubeconfigSecret(ns, "program", kubeconfigOf(t, clientcmdapi.AuthInfo{
-		Exec: &clientcmdapi.ExecConfig{Command: "login", APIVersion: "client.authentication.k8s.io/v1",
-			InteractiveMode: clientcmdapi.NeverExecInteractiveMode}})))
+		Exec: &clientcmdapi.ExecConfig{
+			Command:         "login",
+			APIVersion:      "client.authentication.k8s.io/v1",
+			InteractiveMode: clientcmdapi.NeverExecInteractiveMode,
+		}})))
 	create(t, kubeconfigSecret(ns, "text", []byte("hello")))
 	for name, want := range map[string]message{
 		"wrongkey": {"does not have this key", "secret " + ns + "/wrongkey-kubeconfig", "value"},

@@ -76,9 +76,11 @@ func TestBesideOLM(t *testing.T) {
 		g.Expect(root.Create(ctx, &rbacv1.ClusterRole{ObjectMeta: metav1.ObjectMeta{Name: user}, Rules: rules})).
 			To(Succeed())
 		g.Expect(root.Create(ctx,
-			&rbacv1.ClusterRoleBinding{ObjectMeta: metav1.ObjectMeta{Name: user},
-				Subjects: []rbacv1.Subject{{Kind: "User", Name: user}},
-				RoleRef:  rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: user}})).To(Succeed())
+			&rbacv1.ClusterRoleBinding{
+				ObjectMeta: metav1.ObjectMeta{Name: user},
+				Subjects:   []rbacv1.Subject{{Kind: "User", Name: user}},
+				RoleRef:    rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: user},
+			})).To(Succeed())
 	}
 	packageOf := func(name string) string {
 		e := olmExtension(name, "")
@@ -93,12 +95,19 @@ func TestBesideOLM(t *testing.T) {
 			&corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: name}})).To(Succeed())
 	}
 	g.Expect(root.Create(ctx, olmExtension("argocd", "installer"))).To(Succeed())
-	olmUser := rbacv1.PolicyRule{APIGroups: []string{"olm.operatorframework.io"},
-		Resources: []string{"clusterextensions"}, Verbs: []string{"*"}}
+	olmUser := rbacv1.PolicyRule{
+		APIGroups: []string{"olm.operatorframework.io"},
+		Resources: []string{"clusterextensions"},
+		Verbs:     []string{"*"},
+	}
 	grant("olm-user", olmUser)
 	grant("olm-deputy", olmUser,
-		rbacv1.PolicyRule{APIGroups: []string{""}, Resources: []string{"serviceaccounts"},
-			ResourceNames: []string{"installer"}, Verbs: []string{"impersonate"}})
+		rbacv1.PolicyRule{
+			APIGroups:     []string{""},
+			Resources:     []string{"serviceaccounts"},
+			ResourceNames: []string{"installer"},
+			Verbs:         []string{"impersonate"},
+		})
 	userConfig, err := plane.UserConfig("olm-user")
 	g.Expect(err).NotTo(HaveOccurred())
 	user := clientFor(userConfig)

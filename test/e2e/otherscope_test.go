@@ -39,8 +39,11 @@ func (s shape) define(t *testing.T, plural, scope string) {
 func (s shape) remove(t *testing.T, plural string) {
 	t.Helper()
 	crd := &unstructured.Unstructured{}
-	crd.SetGroupVersionKind(schema.GroupVersionKind{Group: "apiextensions.k8s.io", Version: "v1",
-		Kind: "CustomResourceDefinition"})
+	crd.SetGroupVersionKind(schema.GroupVersionKind{
+		Group:   "apiextensions.k8s.io",
+		Version: "v1",
+		Kind:    "CustomResourceDefinition",
+	})
 	crd.SetName(plural + "." + s.group)
 	g := NewWithT(t)
 	g.Expect(admin.Delete(t.Context(), crd)).To(Succeed())
@@ -160,12 +163,16 @@ func TestKindComesBackOtherwise(t *testing.T) {
 			}
 			for _, name := range names {
 				create(t, serviceAccount(ns, name))
-				role := &rbacv1.ClusterRole{ObjectMeta: metav1.ObjectMeta{Name: ns + "-" + name},
-					Rules: []rbacv1.PolicyRule{everything}}
+				role := &rbacv1.ClusterRole{
+					ObjectMeta: metav1.ObjectMeta{Name: ns + "-" + name},
+					Rules:      []rbacv1.PolicyRule{everything},
+				}
 				create(t, role)
-				create(t, &rbacv1.ClusterRoleBinding{ObjectMeta: metav1.ObjectMeta{Name: role.Name},
-					RoleRef:  rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: role.Name},
-					Subjects: []rbacv1.Subject{{Kind: "ServiceAccount", Namespace: ns, Name: name}}})
+				create(t, &rbacv1.ClusterRoleBinding{
+					ObjectMeta: metav1.ObjectMeta{Name: role.Name},
+					RoleRef:    rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: role.Name},
+					Subjects:   []rbacv1.Subject{{Kind: "ServiceAccount", Namespace: ns, Name: name}},
+				})
 				create(t, extension(ns, name))
 			}
 			if change.thenScope == namespaced { // one that may only use what comes, in its namespace

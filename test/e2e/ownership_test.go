@@ -95,8 +95,10 @@ func TestOwnership(t *testing.T) {
 				engine.fence = f
 				lease.Renew(3600)
 			}
-			o := newOperatorAt(t, config, clustercache.Options{Ownership: engine,
-				AllowIdentity: clustercache.GuardedByAdmission})
+			o := newOperatorAt(t, config, clustercache.Options{
+				Ownership:     engine,
+				AllowIdentity: clustercache.GuardedByAdmission,
+			})
 			o.also = append(o.also, h.quiet)
 			o.start(t)
 			replica := <-engine.running
@@ -230,8 +232,10 @@ func TestGiveUpWaitsForAnswers(t *testing.T) {
 	h := newHeld(t)
 	config, _ := h.operatorConfig(t)
 	engine := newHandEngine(nil)
-	o := newOperatorAt(t, config, clustercache.Options{Ownership: engine,
-		AllowIdentity: clustercache.GuardedByAdmission})
+	o := newOperatorAt(t, config, clustercache.Options{
+		Ownership:     engine,
+		AllowIdentity: clustercache.GuardedByAdmission,
+	})
 	o.also = append(o.also, h.quiet)
 	o.start(t)
 	replica := <-engine.running

@@ -36,20 +36,34 @@ func grantCluster(t *testing.T, user, what string, rules ...rbacv1.PolicyRule) {
 	role := &rbacv1.ClusterRole{ObjectMeta: metav1.ObjectMeta{Name: user + "-" + what}, Rules: rules}
 	create(t, role)
 	create(t,
-		&rbacv1.ClusterRoleBinding{ObjectMeta: metav1.ObjectMeta{Name: role.Name},
-			Subjects: []rbacv1.Subject{{Kind: "User", Name: user}},
-			RoleRef:  rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: role.Name}})
+		&rbacv1.ClusterRoleBinding{
+			ObjectMeta: metav1.ObjectMeta{Name: role.Name},
+			Subjects:   []rbacv1.Subject{{Kind: "User", Name: user}},
+			RoleRef:    rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: role.Name},
+		})
 }
 
 var (
-	readExtensions = rbacv1.PolicyRule{APIGroups: []string{"latchkey.dev"}, Resources: []string{"clusterextensions"},
-		Verbs: []string{"list", "watch"}}
-	readAccounts = rbacv1.PolicyRule{APIGroups: []string{""}, Resources: []string{"serviceaccounts"},
-		Verbs: []string{"list", "watch"}}
-	createTokens = rbacv1.PolicyRule{APIGroups: []string{""}, Resources: []string{"serviceaccounts/token"},
-		Verbs: []string{"create"}}
-	readSecrets = rbacv1.PolicyRule{APIGroups: []string{""}, Resources: []string{"secrets"},
-		Verbs: []string{"list", "watch"}}
+	readExtensions = rbacv1.PolicyRule{
+		APIGroups: []string{"latchkey.dev"},
+		Resources: []string{"clusterextensions"},
+		Verbs:     []string{"list", "watch"},
+	}
+	readAccounts = rbacv1.PolicyRule{
+		APIGroups: []string{""},
+		Resources: []string{"serviceaccounts"},
+		Verbs:     []string{"list", "watch"},
+	}
+	createTokens = rbacv1.PolicyRule{
+		APIGroups: []string{""},
+		Resources: []string{"serviceaccounts/token"},
+		Verbs:     []string{"create"},
+	}
+	readSecrets = rbacv1.PolicyRule{
+		APIGroups: []string{""},
+		Resources: []string{"secrets"},
+		Verbs:     []string{"list", "watch"},
+	}
 )
 
 // TestOperatorWithoutPermissionsEnds checks that a host operator without read access ends with its
@@ -192,7 +206,8 @@ func TestOperatorForbidden(t *testing.T) {
 		o := startAs(t, user,
 			clustercache.Options{
 				Credentials: credential.KubeconfigSecrets(credential.KubeconfigOptions{
-					Namespace: ns, Allow: credential.SecretsGuardedByAdmission,
+					Namespace: ns,
+					Allow:     credential.SecretsGuardedByAdmission,
 				}),
 			})
 		for _, name := range names {
@@ -237,8 +252,10 @@ func TestDeniedTokensAndImpersonation(t *testing.T) {
 			`resources: ["serviceaccounts/token"], resourceNames: ["lacking"], verbs: ["create"]}`), ContainSubstring(ns+"/lacking")))
 	o.end(t)
 	o = newOperatorAt(t, userWithout(t, user),
-		clustercache.Options{Credentials: credential.Impersonation(credential.ImpersonationOptions{}),
-			AllowIdentity: clustercache.GuardedByAdmission}).start(t)
+		clustercache.Options{
+			Credentials:   credential.Impersonation(credential.ImpersonationOptions{}),
+			AllowIdentity: clustercache.GuardedByAdmission,
+		}).start(t)
 	g.Expect(o.waitReason(t, "lacking", clustercache.ReasonUnauthorized).Message).To(And(
 		ContainSubstring("the host operator needs impersonate on serviceaccount "+ns+
 			"/lacking"), ContainSubstring(`resourceNames: ["lacking"], verbs: ["impersonate"]}`)))

@@ -26,9 +26,16 @@ import (
 func impersonators(t *testing.T, ns string, names ...string) {
 	t.Helper()
 	create(t,
-		&rbacv1.Role{ObjectMeta: metav1.ObjectMeta{Namespace: ns, Name: "impersonators"}, Rules: []rbacv1.PolicyRule{
-			{APIGroups: []string{""}, Resources: []string{"serviceaccounts"}, ResourceNames: []string{"tenant", "other"},
-				Verbs: []string{"impersonate"}}}})
+		&rbacv1.Role{
+			ObjectMeta: metav1.ObjectMeta{Namespace: ns, Name: "impersonators"},
+			Rules: []rbacv1.PolicyRule{
+				{
+					APIGroups:     []string{""},
+					Resources:     []string{"serviceaccounts"},
+					ResourceNames: []string{"tenant", "other"},
+					Verbs:         []string{"impersonate"},
+				}},
+		})
 	var subjects []rbacv1.Subject
 	for _, name := range names {
 		create(t, serviceAccount(ns, name))
@@ -41,7 +48,8 @@ func impersonators(t *testing.T, ns string, names ...string) {
 // the kubeconfig of its name.
 func impersonating(ns string) clustercache.Options {
 	return clustercache.Options{Credentials: credential.KubeconfigSecrets(credential.KubeconfigOptions{
-		Namespace: ns, Allow: credential.SecretsGuardedByAdmission,
+		Namespace: ns,
+		Allow:     credential.SecretsGuardedByAdmission,
 		Impersonate: func(object client.Object) (types.NamespacedName, error) {
 			return types.NamespacedName{Namespace: ns, Name: accountOf(object)}, nil
 		},

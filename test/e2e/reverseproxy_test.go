@@ -38,12 +38,16 @@ func newReverseProxy(t *testing.T, http2 bool, removed ...string) *reverseProxy 
 	p := &reverseProxy{}
 	p.transport, err = rest.TransportFor(rest.AnonymousClientConfig(cp.Config()))
 	g.Expect(err).NotTo(HaveOccurred())
-	proxy := &httputil.ReverseProxy{Transport: p.transport, FlushInterval: -1, Rewrite: func(r *httputil.ProxyRequest) {
-		r.SetURL(server)
-		for _, header := range removed {
-			r.Out.Header.Del(header)
-		}
-	}}
+	proxy := &httputil.ReverseProxy{
+		Transport:     p.transport,
+		FlushInterval: -1,
+		Rewrite: func(r *httputil.ProxyRequest) {
+			r.SetURL(server)
+			for _, header := range removed {
+				r.Out.Header.Del(header)
+			}
+		},
+	}
 	p.Server = httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		p.requests.Add(1)
 		proxy.ServeHTTP(w, r)
@@ -57,8 +61,11 @@ func newReverseProxy(t *testing.T, http2 bool, removed ...string) *reverseProxy 
 // config returns a config that uses the token and reaches the API server through the proxy.
 func (p *reverseProxy) config(token string) *rest.Config {
 	authorities := pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: p.Certificate().Raw})
-	return &rest.Config{Host: p.URL, BearerToken: token,
-		TLSClientConfig: rest.TLSClientConfig{CAData: authorities, ServerName: "example.com"}}
+	return &rest.Config{
+		Host:            p.URL,
+		BearerToken:     token,
+		TLSClientConfig: rest.TLSClientConfig{CAData: authorities, ServerName: "example.com"},
+	}
 }
 
 // TestBehindAReverseProxy covers a proxy in front of the API server that removes every header that
@@ -71,13 +78,19 @@ func TestBehindAReverseProxy(t *testing.T) {
 	create(t, serviceAccount(ns, "operator"))
 	operatorSubject := rbacv1.Subject{Kind: "ServiceAccount", Namespace: ns, Name: "operator"}
 	create(t,
-		&rbacv1.ClusterRoleBinding{ObjectMeta: metav1.ObjectMeta{Name: "operator-" + ns},
-			Subjects: []rbacv1.Subject{operatorSubject},
-			RoleRef:  rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: "latchkey-operator"}})
+		&rbacv1.ClusterRoleBinding{
+			ObjectMeta: metav1.ObjectMeta{Name: "operator-" + ns},
+			Subjects:   []rbacv1.Subject{operatorSubject},
+			RoleRef:    rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: "latchkey-operator"},
+		})
 	role := &rbacv1.Role{
 		Rules: []rbacv1.PolicyRule{
-			{APIGroups: []string{""}, Resources: []string{"serviceaccounts"}, ResourceNames: []string{"proxied"},
-				Verbs: []string{"impersonate"}},
+			{
+				APIGroups:     []string{""},
+				Resources:     []string{"serviceaccounts"},
+				ResourceNames: []string{"proxied"},
+				Verbs:         []string{"impersonate"},
+			},
 		},
 	}
 	role.Namespace, role.Name = ns, "may-impersonate"
@@ -94,8 +107,11 @@ func TestBehindAReverseProxy(t *testing.T) {
 				begin := time.Now()
 				p := newReverseProxy(t, http2)
 				o := newOperatorAt(t, p.config(token(t, ns, "operator")),
-					clustercache.Options{Credentials: provider, AllowIdentity: clustercache.GuardedByAdmission,
-						Client: clustercache.ClientOptions{Timeout: patience}})
+					clustercache.Options{
+						Credentials:   provider,
+						AllowIdentity: clustercache.GuardedByAdmission,
+						Client:        clustercache.ClientOptions{Timeout: patience},
+					})
 				o.also = append(o.also, func() { utilnet.CloseIdleConnectionsFor(p.transport) })
 				o.start(t)
 				o.waitConnected(t, "proxied")

@@ -212,7 +212,8 @@ func TestSecretsAreNotShown(t *testing.T) {
 		"token": {credential.ServiceAccountTokens(credential.ServiceAccountOptions{}), []string{"token"},
 			[]string{"missing"}},
 		"kubeconfig": {credential.KubeconfigSecrets(credential.KubeconfigOptions{
-			Namespace: ns, Allow: credential.SecretsGuardedByAdmission,
+			Namespace: ns,
+			Allow:     credential.SecretsGuardedByAdmission,
 		}), []string{"far", "certified"}, []string{"missing"}},
 		"mapper":      {elsewhere(mapped, nil), []string{"mapped"}, nil},
 		"impersonate": {credential.Impersonation(credential.ImpersonationOptions{}), []string{"worn"}, []string{"missing"}},
@@ -221,8 +222,10 @@ func TestSecretsAreNotShown(t *testing.T) {
 		secrets.note(operatorToken, "the host operator's token")
 		config.WrapTransport = secrets.wrap
 		recorder := tracetest.NewSpanRecorder()
-		options := clustercache.Options{Credentials: provider.credentials,
-			TracerProvider: sdktrace.NewTracerProvider(sdktrace.WithSpanProcessor(recorder))}
+		options := clustercache.Options{
+			Credentials:    provider.credentials,
+			TracerProvider: sdktrace.NewTracerProvider(sdktrace.WithSpanProcessor(recorder)),
+		}
 		if name == "token" || name == "impersonate" {
 			options.AllowIdentity = clustercache.GuardedByAdmission
 		}

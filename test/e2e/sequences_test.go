@@ -239,13 +239,20 @@ func (s *sequence) watch(name string) error {
 		}
 		err = s.o.WatchContent(context.Background(), key(s.name),
 			clustercache.NewContentWatch(clustercache.ContentWatchOptions{
-				Name: name, Watcher: s, Objects: objects, EventHandler: handler,
+				Name:         name,
+				Watcher:      s,
+				Objects:      objects,
+				EventHandler: handler,
 			}))
 	} else {
 		err = s.o.Watch(context.Background(), key(s.name), clustercache.NewWatcher(clustercache.WatcherOptions{
-			Name: name, Watcher: s, Kind: &corev1.ConfigMap{}, Scope: clustercache.Scope{
+			Name:    name,
+			Watcher: s,
+			Kind:    &corev1.ConfigMap{},
+			Scope: clustercache.Scope{
 				Namespace: s.namespace,
-			}, EventHandler: handler,
+			},
+			EventHandler: handler,
 		}))
 	}
 	s.did("watch %s: %v", name, err)
@@ -413,14 +420,18 @@ func TestRandomSequences(t *testing.T) {
 	ns := namespace(t)
 	// All ServiceAccounts of the namespace may watch ConfigMaps there.
 	create(t,
-		&rbacv1.Role{ObjectMeta: metav1.ObjectMeta{Namespace: ns, Name: "watch"},
+		&rbacv1.Role{
+			ObjectMeta: metav1.ObjectMeta{Namespace: ns, Name: "watch"},
 			Rules: []rbacv1.PolicyRule{
 				{APIGroups: []string{""}, Resources: []string{"configmaps"}, Verbs: []string{"list", "watch"}},
-			}})
+			},
+		})
 	create(t,
-		&rbacv1.RoleBinding{ObjectMeta: metav1.ObjectMeta{Namespace: ns, Name: "watch"},
-			RoleRef:  rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "Role", Name: "watch"},
-			Subjects: []rbacv1.Subject{{Kind: "Group", APIGroup: rbacv1.GroupName, Name: "system:serviceaccounts:" + ns}}})
+		&rbacv1.RoleBinding{
+			ObjectMeta: metav1.ObjectMeta{Namespace: ns, Name: "watch"},
+			RoleRef:    rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "Role", Name: "watch"},
+			Subjects:   []rbacv1.Subject{{Kind: "Group", APIGroup: rbacv1.GroupName, Name: "system:serviceaccounts:" + ns}},
+		})
 	ticking := configMap(ns, "ticking")
 	create(t, ticking)
 	o := startOperator(t, clustercache.Options{Metrics: clustercache.MetricsOptions{PerExtension: true}})
@@ -470,9 +481,16 @@ func TestRandomSequences(t *testing.T) {
 	all := make([]*sequence, *sequences)
 	begin := time.Now()
 	for i := range all {
-		s := &sequence{o: o, restart: restart, rng: rand.New(rand.NewPCG(*seed, uint64(i))), namespace: ns,
-			name:     fmt.Sprintf("seq-%04d", i),
-			accounts: map[string]types.UID{}, watching: map[string]*unwatched{}, witness: seen}
+		s := &sequence{
+			o:         o,
+			restart:   restart,
+			rng:       rand.New(rand.NewPCG(*seed, uint64(i))),
+			namespace: ns,
+			name:      fmt.Sprintf("seq-%04d", i),
+			accounts:  map[string]types.UID{},
+			watching:  map[string]*unwatched{},
+			witness:   seen,
+		}
 		s.account = s.anyAccount()
 		all[i] = s
 		group.Go(func() error {

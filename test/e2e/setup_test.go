@@ -47,7 +47,8 @@ func TestSetupChecksPaths(t *testing.T) {
 	global := objectOf(defineKind(t, "Global", "Cluster", "account: {type: string}, namespace: {type: string}"))
 	tokens := func(namespacePath, namePath string) credential.Provider {
 		return credential.ServiceAccountTokens(credential.ServiceAccountOptions{
-			NamespacePath: namespacePath, NamePath: namePath,
+			NamespacePath: namespacePath,
+			NamePath:      namePath,
 		})
 	}
 	for name, tc := range map[string]struct {
@@ -89,7 +90,9 @@ func TestSetupChecksPaths(t *testing.T) {
 			TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "Pod"},
 		}, tokens("", "spec.serviceAccountName"), "Pod has no field spec.serviceAccountName"},
 		"a kind without a definition": {objectOf(schema.GroupVersionKind{
-			Group: "example.com", Version: "v1", Kind: "Gadget",
+			Group:   "example.com",
+			Version: "v1",
+			Kind:    "Gadget",
 		}), nil, "the API server does not serve example.com/v1, Kind=Gadget"},
 	} {
 		for guard, allow := range map[string]func(*clustercache.Options){"guarded": func(o *clustercache.Options) {

@@ -41,18 +41,30 @@ func TestSeveralClusterCaches(t *testing.T) {
 	named := func(name string) func(client.Object) bool {
 		return func(object client.Object) bool { return object.GetName() == name }
 	}
-	red := newOperator(t, clustercache.Options{Name: "reds", Filter: named("red"),
-		Credentials: elsewhere(token(t, ns, "red"), hosts)})
-	blue := red.addCache(t, clustercache.Options{Name: "blues", Filter: named("blue"),
+	red := newOperator(t, clustercache.Options{
+		Name:        "reds",
+		Filter:      named("red"),
+		Credentials: elsewhere(token(t, ns, "red"), hosts),
+	})
+	blue := red.addCache(t, clustercache.Options{
+		Name:        "blues",
+		Filter:      named("blue"),
 		Credentials: elsewhere(token(t, ns, "blue"), hosts),
-		HealthProbe: healthprobe.Options{Interval: 2 * time.Second, FailureThreshold: 3}})
-	maps := red.addCache(t, clustercache.Options{Name: "config-maps", Object: &corev1.ConfigMap{},
-		Filter: named("own-kind"), Metrics: clustercache.MetricsOptions{PerExtension: true},
+		HealthProbe: healthprobe.Options{Interval: 2 * time.Second, FailureThreshold: 3},
+	})
+	maps := red.addCache(t, clustercache.Options{
+		Name:    "config-maps",
+		Object:  &corev1.ConfigMap{},
+		Filter:  named("own-kind"),
+		Metrics: clustercache.MetricsOptions{PerExtension: true},
 		Credentials: credential.ServiceAccountTokens(credential.ServiceAccountOptions{
 			Reference: func(object client.Object) (types.NamespacedName, error) {
-				return types.NamespacedName{Namespace: object.GetNamespace(),
-					Name: object.(*corev1.ConfigMap).Data["account"]}, nil
-			}})})
+				return types.NamespacedName{
+					Namespace: object.GetNamespace(),
+					Name:      object.(*corev1.ConfigMap).Data["account"],
+				}, nil
+			}}),
+	})
 	red.start(t)
 
 	for name, cc := range map[string]*operator{"red": red, "blue": blue} {

@@ -63,8 +63,12 @@ func TestReconnectStorm(t *testing.T) {
 	config.Host = p.url() // for the manager, and therefore for the extensions' ServiceAccounts
 	o := newOperatorAt(t, config, clustercache.Options{
 		AllowIdentity: clustercache.GuardedByAdmission,
-		HealthProbe: healthprobe.Options{Interval: 2 * time.Second, IdentityInterval: 20 * time.Second,
-			Timeout: 5 * time.Second, FailureThreshold: 3},
+		HealthProbe: healthprobe.Options{
+			Interval:         2 * time.Second,
+			IdentityInterval: 20 * time.Second,
+			Timeout:          5 * time.Second,
+			FailureThreshold: 3,
+		},
 		ConnectBackoff: wait.Backoff{
 			Duration: testenv.Long(5*time.Second, 30*time.Second), // 30 s is the default
 			Factor:   2,

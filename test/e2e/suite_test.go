@@ -90,12 +90,21 @@ func quick(options clustercache.Options) clustercache.Options {
 		options.Client.UserAgent = userAgent
 	}
 	if options.HealthProbe == (healthprobe.Options{}) {
-		options.HealthProbe = healthprobe.Options{Interval: time.Second, IdentityInterval: 5 * time.Second,
-			Timeout: 2 * time.Second, FailureThreshold: 2}
+		options.HealthProbe = healthprobe.Options{
+			Interval:         time.Second,
+			IdentityInterval: 5 * time.Second,
+			Timeout:          2 * time.Second,
+			FailureThreshold: 2,
+		}
 	}
 	if options.ConnectBackoff == (wait.Backoff{}) {
-		options.ConnectBackoff = wait.Backoff{Duration: time.Second, Factor: 1.5, Jitter: 0.2, Steps: 5,
-			Cap: 5 * time.Second}
+		options.ConnectBackoff = wait.Backoff{
+			Duration: time.Second,
+			Factor:   1.5,
+			Jitter:   0.2,
+			Steps:    5,
+			Cap:      5 * time.Second,
+		}
 	}
 	return options
 }
@@ -341,8 +350,10 @@ func grantTo(t *testing.T, namespace, kind, name string) {
 	t.Helper()
 	role := strings.ReplaceAll(name, ":", "-")
 	create(t,
-		&rbacv1.Role{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: role},
-			Rules: []rbacv1.PolicyRule{everythingInCore}})
+		&rbacv1.Role{
+			ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: role},
+			Rules:      []rbacv1.PolicyRule{everythingInCore},
+		})
 	create(t, roleBinding(namespace, role, rbacv1.Subject{Kind: kind, Name: name}))
 }
 

@@ -155,9 +155,13 @@ func TestTracesOfKubeconfigs(t *testing.T) {
 	create(t, secret)
 	grantOperatorSecrets(t, ns, "red")
 	spans, provider := newRecorder()
-	o := startOperator(t, clustercache.Options{TracerProvider: provider,
-		Credentials: credential.KubeconfigSecrets(credential.KubeconfigOptions{Namespace: ns,
-			Allow: credential.SecretsGuardedByAdmission})})
+	o := startOperator(t, clustercache.Options{
+		TracerProvider: provider,
+		Credentials: credential.KubeconfigSecrets(credential.KubeconfigOptions{
+			Namespace: ns,
+			Allow:     credential.SecretsGuardedByAdmission,
+		}),
+	})
 	refused := []string{"latchkey.connect cache=clustercache extension=red epoch=1 result=Unauthorized (error)",
 		"  latchkey.review cache=clustercache result=Unauthorized (error)"}
 	g.Eventually(func() []string { return spans.tree("latchkey.connect") }).WithTimeout(patience).

@@ -164,9 +164,15 @@ func TestAggregatedAPIThatRefusesEveryone(t *testing.T) {
 		tenant(t, ns, name)
 	}
 	o := startOperator(t,
-		clustercache.Options{Client: clustercache.ClientOptions{UserAgent: userAgent, QPS: 50, Burst: 50},
-			HealthProbe: healthprobe.Options{Interval: 2 * time.Second, IdentityInterval: time.Hour, Timeout: 2 * time.Second,
-				FailureThreshold: 2}})
+		clustercache.Options{
+			Client: clustercache.ClientOptions{UserAgent: userAgent, QPS: 50, Burst: 50},
+			HealthProbe: healthprobe.Options{
+				Interval:         2 * time.Second,
+				IdentityInterval: time.Hour,
+				Timeout:          2 * time.Second,
+				FailureThreshold: 2,
+			},
+		})
 	o.also = append(o.also, quiet)
 	before := map[string]clustercache.ConnectionState{}
 	for _, name := range names {

@@ -70,7 +70,10 @@ func (c *fakeController) forget() {
 
 func (c *fakeController) watch(name string, kind client.Object, namespace string) clustercache.WatcherOptions {
 	return clustercache.WatcherOptions{
-		Name: name, Watcher: c, Kind: kind, Scope: clustercache.Scope{Namespace: namespace},
+		Name:    name,
+		Watcher: c,
+		Kind:    kind,
+		Scope:   clustercache.Scope{Namespace: namespace},
 		EventHandler: handler.Funcs{
 			CreateFunc: func(_ context.Context, e event.CreateEvent, q workqueue.TypedRateLimitingInterface[ctrl.Request]) {
 				q.Add(ctrl.Request{NamespacedName: client.ObjectKeyFromObject(e.Object)})
@@ -256,7 +259,10 @@ func createConfigMaps(t *testing.T, namespace string, names ...string) {
 // contentOf returns a content watch that records the events that it receives.
 func (c *fakeController) contentOf(name string, objects ...client.Object) clustercache.ContentWatch {
 	return clustercache.NewContentWatch(clustercache.ContentWatchOptions{
-		Name: name, Watcher: c, Objects: objects, EventHandler: c.watch(name, nil, "").EventHandler,
+		Name:         name,
+		Watcher:      c,
+		Objects:      objects,
+		EventHandler: c.watch(name, nil, "").EventHandler,
 	})
 }
 
@@ -394,9 +400,11 @@ func TestRevokedPermissionOfAConnection(t *testing.T) {
 		rbacv1.PolicyRule{APIGroups: []string{""}, Resources: []string{"configmaps"}, Verbs: []string{"list", "watch"}})
 	create(t, extension(ns, "tenant"))
 	createConfigMaps(t, ns, "a")
-	create(t, &rbacv1.ClusterRoleBinding{ObjectMeta: metav1.ObjectMeta{GenerateName: "rbac-events-"},
-		RoleRef:  rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: "latchkey-rbac-events"},
-		Subjects: []rbacv1.Subject{{Kind: "User", APIGroup: rbacv1.GroupName, Name: operatorUser}}})
+	create(t, &rbacv1.ClusterRoleBinding{
+		ObjectMeta: metav1.ObjectMeta{GenerateName: "rbac-events-"},
+		RoleRef:    rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: "latchkey-rbac-events"},
+		Subjects:   []rbacv1.Subject{{Kind: "User", APIGroup: rbacv1.GroupName, Name: operatorUser}},
+	})
 	o := startOperator(t,
 		clustercache.Options{Cache: clustercache.CacheOptions{AccessReviewInterval: time.Hour, WatchRBAC: true}})
 	o.waitConnected(t, "tenant")

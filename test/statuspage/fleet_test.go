@@ -34,16 +34,33 @@ func newManyConnections(n int) *manyConnections {
 	for i := range n {
 		key := client.ObjectKey{Namespace: fmt.Sprintf("team-%03d", i%200), Name: fmt.Sprintf("extension-%05d", i)}
 		m.index[key] = i
-		m.states = append(m.states, clustercache.ConnectionState{Extension: key, UID: "1",
-			Phase: clustercache.PhaseConnected, Since: began, Epoch: 1, Target: "https://server.example.com", Healthy: true,
-			Identity: clustercache.Identity{Username: "system:serviceaccount:" + key.Namespace + ":sa"},
+		m.states = append(m.states, clustercache.ConnectionState{
+			Extension: key,
+			UID:       "1",
+			Phase:     clustercache.PhaseConnected,
+			Since:     began,
+			Epoch:     1,
+			Target:    "https://server.example.com",
+			Healthy:   true,
+			Identity:  clustercache.Identity{Username: "system:serviceaccount:" + key.Namespace + ":sa"},
 			Scopes: []clustercache.ScopeState{
-				{GVK: schema.GroupVersionKind{Version: "v1", Kind: "ConfigMap"}, Representation: "Metadata",
-					Scope: clustercache.Scope{Namespace: key.Namespace}, State: clustercache.StateSynced, Objects: 12,
-					Dependents: []string{"content"}},
-				{GVK: schema.GroupVersionKind{Group: "apps", Version: "v1", Kind: "Deployment"}, Representation: "Typed",
-					Scope: clustercache.Scope{Namespace: key.Namespace}, State: clustercache.StateForbidden, Objects: 3},
-			}})
+				{
+					GVK:            schema.GroupVersionKind{Version: "v1", Kind: "ConfigMap"},
+					Representation: "Metadata",
+					Scope:          clustercache.Scope{Namespace: key.Namespace},
+					State:          clustercache.StateSynced,
+					Objects:        12,
+					Dependents:     []string{"content"},
+				},
+				{
+					GVK:            schema.GroupVersionKind{Group: "apps", Version: "v1", Kind: "Deployment"},
+					Representation: "Typed",
+					Scope:          clustercache.Scope{Namespace: key.Namespace},
+					State:          clustercache.StateForbidden,
+					Objects:        3,
+				},
+			},
+		})
 	}
 	return m
 }

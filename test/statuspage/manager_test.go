@@ -87,8 +87,10 @@ func startManager(t *testing.T, cp *controlplane.ControlPlane, args ...string) s
 		CurrentContext: "it",
 		Contexts:       map[string]*clientcmdapi.Context{"it": {Cluster: "it", AuthInfo: "it"}},
 		Clusters:       map[string]*clientcmdapi.Cluster{"it": {Server: user.Host, CertificateAuthorityData: user.CAData}},
-		AuthInfos: map[string]*clientcmdapi.AuthInfo{"it": {ClientCertificateData: user.CertData,
-			ClientKeyData: user.KeyData}},
+		AuthInfos: map[string]*clientcmdapi.AuthInfo{"it": {
+			ClientCertificateData: user.CertData,
+			ClientKeyData:         user.KeyData,
+		}},
 	}, kubeconfig)).To(Succeed())
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
 	g.Expect(err).NotTo(HaveOccurred())

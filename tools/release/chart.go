@@ -47,8 +47,13 @@ func (r *release) packageChart(c chart) error {
 		if err != nil {
 			return errors.WithStack(err)
 		}
-		if err := files.WriteHeader(&tar.Header{Name: path.Join(c.Name, name), Mode: 0o644, Size: int64(len(content)),
-			ModTime: r.created, Format: tar.FormatPAX}); err != nil {
+		if err := files.WriteHeader(&tar.Header{
+			Name:    path.Join(c.Name, name),
+			Mode:    0o644,
+			Size:    int64(len(content)),
+			ModTime: r.created,
+			Format:  tar.FormatPAX,
+		}); err != nil {
 			return errors.WithStack(err)
 		}
 		_, err = files.Write(content)

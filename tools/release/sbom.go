@@ -30,18 +30,34 @@ func (r *release) sbom(name, file string) error {
 	sum := sha256.Sum256(content)
 	digest := hex.EncodeToString(sum[:])
 	root := common.MakeDocElementID("", "Package-"+name)
-	binary := &v2_3.Package{PackageName: name, PackageVersion: r.version, PackageSPDXIdentifier: root.ElementRefID,
-		PackageFileName: name, PackageDownloadLocation: "NOASSERTION", PackageLicenseConcluded: "NOASSERTION",
-		PackageLicenseDeclared: "Apache-2.0", PackageCopyrightText: "NOASSERTION", PrimaryPackagePurpose: "APPLICATION",
-		PackageChecksums: []common.Checksum{{Algorithm: common.SHA256, Value: digest}}}
-	document := &v2_3.Document{SPDXVersion: v2_3.Version, DataLicense: v2_3.DataLicense,
-		SPDXIdentifier: "DOCUMENT", DocumentName: name + " " + r.version,
+	binary := &v2_3.Package{
+		PackageName:             name,
+		PackageVersion:          r.version,
+		PackageSPDXIdentifier:   root.ElementRefID,
+		PackageFileName:         name,
+		PackageDownloadLocation: "NOASSERTION",
+		PackageLicenseConcluded: "NOASSERTION",
+		PackageLicenseDeclared:  "Apache-2.0",
+		PackageCopyrightText:    "NOASSERTION",
+		PrimaryPackagePurpose:   "APPLICATION",
+		PackageChecksums:        []common.Checksum{{Algorithm: common.SHA256, Value: digest}},
+	}
+	document := &v2_3.Document{
+		SPDXVersion:       v2_3.Version,
+		DataLicense:       v2_3.DataLicense,
+		SPDXIdentifier:    "DOCUMENT",
+		DocumentName:      name + " " + r.version,
 		DocumentNamespace: "https://" + info.Main.Path + "/releases/" + r.version + "/" + name + "/" + digest,
-		CreationInfo: &v2_3.CreationInfo{Created: r.created.Format(time.RFC3339),
-			Creators: []common.Creator{{CreatorType: "Tool", Creator: "latchkey-release"}}},
+		CreationInfo: &v2_3.CreationInfo{
+			Created:  r.created.Format(time.RFC3339),
+			Creators: []common.Creator{{CreatorType: "Tool", Creator: "latchkey-release"}},
+		},
 		Packages: []*v2_3.Package{binary},
-		Relationships: []*v2_3.Relationship{{RefA: common.MakeDocElementID("", "DOCUMENT"), RefB: root,
-			Relationship: common.TypeRelationshipDescribe}},
+		Relationships: []*v2_3.Relationship{{
+			RefA:         common.MakeDocElementID("", "DOCUMENT"),
+			RefB:         root,
+			Relationship: common.TypeRelationshipDescribe,
+		}},
 	}
 	modules := append([]*debug.Module{{Path: "stdlib", Version: strings.TrimPrefix(info.GoVersion, "go")}}, info.Deps...)
 	for _, module := range modules {
@@ -53,8 +69,11 @@ func (r *release) sbom(name, file string) error {
 			return err
 		}
 		document.Packages = append(document.Packages, p)
-		document.Relationships = append(document.Relationships, &v2_3.Relationship{RefA: root,
-			RefB: common.MakeDocElementID("", string(p.PackageSPDXIdentifier)), Relationship: common.TypeRelationshipDependsOn})
+		document.Relationships = append(document.Relationships, &v2_3.Relationship{
+			RefA:         root,
+			RefB:         common.MakeDocElementID("", string(p.PackageSPDXIdentifier)),
+			Relationship: common.TypeRelationshipDependsOn,
+		})
 	}
 	out, err := os.Create(filepath.Join(r.out, name+".spdx.json"))
 	if err != nil {
@@ -75,12 +94,21 @@ func packageOf(module *debug.Module) (*v2_3.Package, error) {
 		}
 		return '-'
 	}, module.Path+"-"+module.Version)
-	p := &v2_3.Package{PackageName: module.Path, PackageVersion: module.Version,
+	p := &v2_3.Package{
+		PackageName:             module.Path,
+		PackageVersion:          module.Version,
 		PackageSPDXIdentifier:   common.ElementID("Package-" + id),
-		PackageDownloadLocation: "NOASSERTION", PackageLicenseConcluded: "NOASSERTION",
-		PackageLicenseDeclared: "NOASSERTION", PackageCopyrightText: "NOASSERTION", PrimaryPackagePurpose: "LIBRARY",
-		PackageExternalReferences: []*v2_3.PackageExternalReference{{Category: "PACKAGE-MANAGER", RefType: "purl",
-			Locator: "pkg:golang/" + module.Path + "@" + module.Version}}}
+		PackageDownloadLocation: "NOASSERTION",
+		PackageLicenseConcluded: "NOASSERTION",
+		PackageLicenseDeclared:  "NOASSERTION",
+		PackageCopyrightText:    "NOASSERTION",
+		PrimaryPackagePurpose:   "LIBRARY",
+		PackageExternalReferences: []*v2_3.PackageExternalReference{{
+			Category: "PACKAGE-MANAGER",
+			RefType:  "purl",
+			Locator:  "pkg:golang/" + module.Path + "@" + module.Version,
+		}},
+	}
 	if hash, ok := strings.CutPrefix(module.Sum, "h1:"); ok {
 		sum, err := base64.StdEncoding.DecodeString(hash)
 		if err != nil {

@@ -99,9 +99,20 @@ type Observers struct {
 func New(parent context.Context, tasks *workpool.TaskGroup, options *Options, extension Extension, epoch int64,
 	t *targets.Target, bound *Credential, observers Observers) *Connection {
 	life, end := context.WithCancelCause(parent)
-	c := &Connection{options: options, key: extension.Key, extensionUID: extension.UID, epoch: epoch, life: life,
-		end: end, tasks: tasks, term: extension.Term, termReason: extension.TermReason, requests: extension.Requests,
-		resolution: bound.resolution, observers: observers}
+	c := &Connection{
+		options:      options,
+		key:          extension.Key,
+		extensionUID: extension.UID,
+		epoch:        epoch,
+		life:         life,
+		end:          end,
+		tasks:        tasks,
+		term:         extension.Term,
+		termReason:   extension.TermReason,
+		requests:     extension.Requests,
+		resolution:   bound.resolution,
+		observers:    observers,
+	}
 	c.Use(bound)
 	c.shared = &identityRoundTripper{wrapper: wrapper{t.RoundTripper()}, conn: c}
 
@@ -126,7 +137,8 @@ func New(parent context.Context, tasks *workpool.TaskGroup, options *Options, ex
 	c.config.Timeout = options.Client.Timeout
 	c.config.QPS, c.config.Burst = options.Client.QPS, options.Client.Burst
 	c.config.RateLimiter = &limiter{
-		RateLimiter: flowcontrol.NewTokenBucketRateLimiter(options.Client.QPS, options.Client.Burst), conn: c,
+		RateLimiter: flowcontrol.NewTokenBucketRateLimiter(options.Client.QPS, options.Client.Burst),
+		conn:        c,
 	}
 	c.config.WrapTransport = wrap
 

@@ -78,8 +78,12 @@ func (p *pins) take(gvk schema.GroupVersionKind, found *targets.Resolved) bool {
 
 // newFollowingClient returns a client with those options, whose Mapper must not be set.
 func newFollowingClient(c *Connection, options client.Options) (*followingClient, error) {
-	f := &followingClient{mapper: c.mapper, scheme: c.options.Scheme, fromCache: options.Cache != nil,
-		uncached: map[schema.GroupVersionKind]struct{}{}}
+	f := &followingClient{
+		mapper:    c.mapper,
+		scheme:    c.options.Scheme,
+		fromCache: options.Cache != nil,
+		uncached:  map[schema.GroupVersionKind]struct{}{},
+	}
 	f.build = func(mapper meta.RESTMapper) (client.Client, error) {
 		options.Mapper = mapper
 		return client.New(c.config, options)

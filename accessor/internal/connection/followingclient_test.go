@@ -114,8 +114,12 @@ func (s *shapes) RoundTrip(r *http.Request) (*http.Response, error) {
 	if status == http.StatusNotFound {
 		mediaType = "text/plain"
 	}
-	return &http.Response{StatusCode: status, Body: io.NopCloser(strings.NewReader(answer)), Request: r,
-		Header: http.Header{"Content-Type": {mediaType}}}, nil
+	return &http.Response{
+		StatusCode: status,
+		Body:       io.NopCloser(strings.NewReader(answer)),
+		Request:    r,
+		Header:     http.Header{"Content-Type": {mediaType}},
+	}, nil
 }
 
 // reads is a cache that has nothing, and counts.
@@ -201,8 +205,11 @@ func TestRequestsFollowDiscovery(t *testing.T) {
 		return m
 	}
 	applied := func(ns string) *configuration {
-		c := &configuration{APIVersion: new("example.com/v1"), Kind: new("Shape"),
-			Metadata: map[string]*string{"name": new("x")}}
+		c := &configuration{
+			APIVersion: new("example.com/v1"),
+			Kind:       new("Shape"),
+			Metadata:   map[string]*string{"name": new("x")},
+		}
 		if ns != "" {
 			c.Metadata["namespace"] = &ns
 		}
@@ -462,8 +469,11 @@ func TestReadsOfACache(t *testing.T) {
 				"apiVersion": "example.com/v1", "kind": "ShapeList"}}, client.InNamespace("n"))).To(Succeed())
 		}
 		for _, disabled := range [][]client.Object{nil, {other}} {
-			s, c := newShapes(t, client.Options{Cache: &client.CacheOptions{Reader: cache, Unstructured: true,
-				DisableFor: disabled}})
+			s, c := newShapes(t, client.Options{Cache: &client.CacheOptions{
+				Reader:       cache,
+				Unstructured: true,
+				DisableFor:   disabled,
+			}})
 			cache.n = 0
 			read(c)
 			requests, discoveries := s.take()
@@ -471,8 +481,11 @@ func TestReadsOfACache(t *testing.T) {
 			g.Expect(requests).To(BeEmpty())
 			g.Expect(discoveries).To(BeZero())
 		}
-		s, c := newShapes(t, client.Options{Cache: &client.CacheOptions{Reader: cache, Unstructured: true,
-			DisableFor: []client.Object{shapeNamed("", "")}}})
+		s, c := newShapes(t, client.Options{Cache: &client.CacheOptions{
+			Reader:       cache,
+			Unstructured: true,
+			DisableFor:   []client.Object{shapeNamed("", "")},
+		}})
 		cache.n = 0
 		read(c)
 		g.Expect(cache.n).To(BeZero())

@@ -21,8 +21,11 @@ var errGone = &connstate.NotConnectedError{Reason: connstate.ReasonDeleted}
 
 // newTestConnection returns a connection without clients, for its RoundTrippers.
 func newTestConnection(t *testing.T) *Connection {
-	c := &Connection{options: &Options{Fenced: func() {}}, config: &rest.Config{UserAgent: "test"},
-		observers: Observers{Unauthorized: func() {}}}
+	c := &Connection{
+		options:   &Options{Fenced: func() {}},
+		config:    &rest.Config{UserAgent: "test"},
+		observers: Observers{Unauthorized: func() {}},
+	}
 	c.life, c.end = context.WithCancelCause(t.Context())
 	return c
 }

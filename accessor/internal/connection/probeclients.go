@@ -27,8 +27,10 @@ func (c *Connection) ProbeClients(shared http.RoundTripper, timeout time.Duratio
 // ProbeClientsOf returns clients whose requests use another credential than the connection's.
 // shared carries the requests unless the credential brings its own transport.
 func (c *Connection) ProbeClientsOf(other *Credential, shared http.RoundTripper, timeout time.Duration) ProbeClients {
-	return ProbeClients{Identity: c.probeClient(other.RoundTripper(shared), timeout),
-		Own: c.probeClient(other.ownRoundTripper(shared), timeout)}
+	return ProbeClients{
+		Identity: c.probeClient(other.RoundTripper(shared), timeout),
+		Own:      c.probeClient(other.ownRoundTripper(shared), timeout),
+	}
 }
 
 func (c *Connection) probeClient(transport http.RoundTripper, timeout time.Duration) *http.Client {
@@ -41,6 +43,9 @@ func (c *Connection) probeClient(transport http.RoundTripper, timeout time.Durat
 	if c.requests != nil {
 		transport = requestsRoundTripper{c.requests, transport}
 	}
-	return &http.Client{Transport: userAgentRoundTripper{wrapper{transport}, c.config.UserAgent},
-		Timeout: timeout, CheckRedirect: neverRedirect}
+	return &http.Client{
+		Transport:     userAgentRoundTripper{wrapper{transport}, c.config.UserAgent},
+		Timeout:       timeout,
+		CheckRedirect: neverRedirect,
+	}
 }

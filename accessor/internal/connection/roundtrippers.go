@@ -191,8 +191,12 @@ func (c *Connection) interrupted(req *http.Request, ended error) error {
 	if !term.MayHaveChanged(req) || !errors.As(ended, &notConnected) {
 		return ended
 	}
-	return &connstate.NotConnectedError{Extension: notConnected.Extension, Reason: notConnected.Reason,
-		Since: notConnected.Since, Err: term.Interrupted(req, notConnected.Err)}
+	return &connstate.NotConnectedError{
+		Extension: notConnected.Extension,
+		Reason:    notConnected.Reason,
+		Since:     notConnected.Since,
+		Err:       term.Interrupted(req, notConnected.Err),
+	}
 }
 
 // releasingBody is a response body that calls release when it is closed. If the connection ends

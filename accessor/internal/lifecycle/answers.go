@@ -76,8 +76,12 @@ func (s conclusion) connectFinished() {
 	s.emit(DiscardConnection{Attempt: s.e.Attempt, Reason: reason, Cause: answer.Err})
 	s.emit(Record{Counter: Connects, Result: string(reason)})
 	s.emit(Log{Message: MessageConnectFail, Verbose: true, Epoch: s.epoch, Reason: reason, Err: answer.Err})
-	s.emit(ReportTarget{Target: s.target, Answered: reason != connstate.ReasonUnreachable, Asked: s.e.Asked,
-		Err: answer.Err})
+	s.emit(ReportTarget{
+		Target:   s.target,
+		Answered: reason != connstate.ReasonUnreachable,
+		Asked:    s.e.Asked,
+		Err:      answer.Err,
+	})
 }
 
 // tryDeniedAgain reports whether a connect that was denied is repeated, and when. An API server

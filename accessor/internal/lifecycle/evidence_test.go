@@ -29,9 +29,16 @@ var notNow = func() (list []input) {
 	}{{0, ""}, {2 * tick, ""}, {time.Hour, ""}, {tick, connstate.ReasonTokenRequestFailed}} {
 		in := answer("not now", connstate.Throttled, connstate.Identity{}, reply.notSent)
 		in.event = func(*world) Event {
-			return AttemptFinished{Attempt: attemptID, Asked: epoch0.Add(-tick), Answer: Answer{
-				Verdict: connstate.Throttled, Err: errServer, NotSent: reply.notSent, RetryAfter: reply.retryAfter,
-			}}
+			return AttemptFinished{
+				Attempt: attemptID,
+				Asked:   epoch0.Add(-tick),
+				Answer: Answer{
+					Verdict:    connstate.Throttled,
+					Err:        errServer,
+					NotSent:    reply.notSent,
+					RetryAfter: reply.retryAfter,
+				},
+			}
 		}
 		list = append(list, in)
 	}
@@ -63,8 +70,12 @@ var exchanges = func() (list []exchange) {
 		} {
 			list = append(list, exchange{
 				name: fmt.Sprintf("%s answers %d %s", path, got.status, got.contentType),
-				Exchange: connstate.Exchange{Path: path, Accept: []string{"application/json, */*"}, Status: got.status,
-					ContentType: got.contentType},
+				Exchange: connstate.Exchange{
+					Path:        path,
+					Accept:      []string{"application/json, */*"},
+					Status:      got.status,
+					ContentType: got.contentType,
+				},
 				serves: path == podsPath && got.status == http.StatusCreated,
 			})
 		}

@@ -132,9 +132,15 @@ type Observed struct {
 // earlier by up to a tenth.
 func New(config *Config, now time.Time, jitter float64) Machine {
 	return Machine{
-		config: config, createdAt: now, jitter: jitter,
-		phase: connstate.PhaseDisconnected, reason: connstate.ReasonNotStarted, since: now, disconnectedSince: now,
-		healthSince: now, backoff: config.Backoff,
+		config:            config,
+		createdAt:         now,
+		jitter:            jitter,
+		phase:             connstate.PhaseDisconnected,
+		reason:            connstate.ReasonNotStarted,
+		since:             now,
+		disconnectedSince: now,
+		healthSince:       now,
+		backoff:           config.Backoff,
 	}
 }
 
@@ -322,9 +328,17 @@ type Snapshot struct {
 // Snapshot returns the state at now.
 func (m *Machine) Snapshot(now time.Time, seen Observed) Snapshot {
 	s := Snapshot{
-		Phase: m.phase, Reason: m.reason, Since: m.since, DisconnectedSince: m.disconnectedSince, Epoch: m.epoch,
-		Generation: m.generation, Source: m.source, Health: m.health, Err: m.cause, Credential: m.credential,
-		CredentialSince: m.usedSince,
+		Phase:             m.phase,
+		Reason:            m.reason,
+		Since:             m.since,
+		DisconnectedSince: m.disconnectedSince,
+		Epoch:             m.epoch,
+		Generation:        m.generation,
+		Source:            m.source,
+		Health:            m.health,
+		Err:               m.cause,
+		Credential:        m.credential,
+		CredentialSince:   m.usedSince,
 	}
 	if m.credential != 0 {
 		s.Source = m.resolution.Source

@@ -36,72 +36,154 @@ func TestDue(t *testing.T) {
 		delay   time.Duration // until the next check; negative for never
 	}{
 		"first": {machine: disconnected(func(*Machine) {}), want: Connect},
-		"nothing to connect with": {machine: disconnected(func(m *Machine) {
-			m.credential, m.nextConnect = 0, epoch0.Add(time.Minute)
-		}), delay: time.Minute},
-		"backing off": {machine: disconnected(func(m *Machine) {
-			m.nextConnect = epoch0.Add(time.Minute)
-		}), delay: time.Minute},
-		"backoff over": {machine: disconnected(func(m *Machine) { m.nextConnect = epoch0 }),
-			want: Connect},
-		"connect under way": {machine: disconnected(func(m *Machine) {
-			m.attempt = attempt{id: 1, kind: Connect}
-		}), delay: -1},
-		"probe under way": {machine: connected(func(m *Machine) {
-			m.attempt = attempt{id: 1, kind: Probe}
-		}), at: time.Hour, delay: -1},
-		"removed": {machine: disconnected(func(m *Machine) { m.stage = ending }),
-			delay: -1},
-		"healthy": {machine: connected(func(*Machine) {}), at: time.Second,
-			delay: 59 * time.Second},
-		"healthy, spread": {machine: connected(func(m *Machine) { m.jitter = 0.5 }),
-			at: time.Second, delay: 56 * time.Second},
+		"nothing to connect with": {
+			machine: disconnected(func(m *Machine) {
+				m.credential, m.nextConnect = 0, epoch0.Add(time.Minute)
+			}),
+			delay: time.Minute,
+		},
+		"backing off": {
+			machine: disconnected(func(m *Machine) {
+				m.nextConnect = epoch0.Add(time.Minute)
+			}),
+			delay: time.Minute,
+		},
+		"backoff over": {
+			machine: disconnected(func(m *Machine) { m.nextConnect = epoch0 }),
+			want:    Connect,
+		},
+		"connect under way": {
+			machine: disconnected(func(m *Machine) {
+				m.attempt = attempt{id: 1, kind: Connect}
+			}),
+			delay: -1,
+		},
+		"probe under way": {
+			machine: connected(func(m *Machine) {
+				m.attempt = attempt{id: 1, kind: Probe}
+			}),
+			at:    time.Hour,
+			delay: -1,
+		},
+		"removed": {
+			machine: disconnected(func(m *Machine) { m.stage = ending }),
+			delay:   -1,
+		},
+		"healthy": {
+			machine: connected(func(*Machine) {}),
+			at:      time.Second,
+			delay:   59 * time.Second,
+		},
+		"healthy, spread": {
+			machine: connected(func(m *Machine) { m.jitter = 0.5 }),
+			at:      time.Second,
+			delay:   56 * time.Second,
+		},
 		"probe due": {machine: connected(func(*Machine) {}), at: time.Minute, want: Probe},
-		"probe due, but served": {machine: connected(func(*Machine) {}), at: time.Minute,
-			seen: Observed{Served: epoch0.Add(50 * time.Second)}, delay: 50 * time.Second},
-		"probe due, served, but under impersonation": {machine: connected(func(m *Machine) {
-			m.resolution.Impersonated = true
-		}), at: time.Minute, seen: Observed{Served: epoch0.Add(50 * time.Second)}, want: Probe},
-		"a 401 right after a probe": {machine: connected(func(m *Machine) { m.probeReason = unauthorized }),
-			at: time.Second, delay: 9 * time.Second},
-		"a 401 long after a probe": {machine: connected(func(m *Machine) { m.probeReason = unauthorized }),
-			at: 10 * time.Second, want: Probe},
-		"a 401 after served requests": {machine: connected(func(m *Machine) { m.probeReason = unauthorized }),
-			at: 10 * time.Second, seen: Observed{Served: epoch0.Add(9 * time.Second)}, want: Probe},
-		"a 401, and a silent target": {machine: connected(func(m *Machine) { m.probeReason = unauthorized }),
-			at: 9 * time.Second, seen: Observed{Target: silent}, delay: time.Second},
-		"probe requested for all": {machine: connected(func(m *Machine) { m.probeReason = forAll }),
-			want: Probe},
-		"probe requested while not connected": {machine: disconnected(func(m *Machine) {
-			m.probeReason, m.nextConnect = forAll, epoch0.Add(1)
-		}), delay: 1},
-		"probe failed, next one not due": {machine: connected(func(m *Machine) {
-			m.health = healthy.After(epoch0, errServer)
-		}), at: 9 * time.Second, delay: time.Second},
-		"probe failed, next one due": {machine: connected(func(m *Machine) {
-			m.health = healthy.After(epoch0, errServer)
-		}), at: 10 * time.Second, want: Probe},
-		"probe inconclusive": {machine: connected(func(m *Machine) {
-			m.health = healthy.Inconclusive(epoch0.Add(1), errServer)
-		}), at: 1, delay: 10 * time.Second},
-		"probe due, but the target is silent": {machine: connected(func(*Machine) {}), at: time.Hour,
-			seen: Observed{Target: silent}, delay: 10 * time.Second},
-		"probe requested while the target is silent": {machine: connected(func(m *Machine) { m.probeReason = forAll }),
-			seen: Observed{Target: silent}, want: Probe},
+		"probe due, but served": {
+			machine: connected(func(*Machine) {}),
+			at:      time.Minute,
+			seen:    Observed{Served: epoch0.Add(50 * time.Second)},
+			delay:   50 * time.Second,
+		},
+		"probe due, served, but under impersonation": {
+			machine: connected(func(m *Machine) {
+				m.resolution.Impersonated = true
+			}),
+			at:   time.Minute,
+			seen: Observed{Served: epoch0.Add(50 * time.Second)},
+			want: Probe,
+		},
+		"a 401 right after a probe": {
+			machine: connected(func(m *Machine) { m.probeReason = unauthorized }),
+			at:      time.Second,
+			delay:   9 * time.Second,
+		},
+		"a 401 long after a probe": {
+			machine: connected(func(m *Machine) { m.probeReason = unauthorized }),
+			at:      10 * time.Second,
+			want:    Probe,
+		},
+		"a 401 after served requests": {
+			machine: connected(func(m *Machine) { m.probeReason = unauthorized }),
+			at:      10 * time.Second,
+			seen:    Observed{Served: epoch0.Add(9 * time.Second)},
+			want:    Probe,
+		},
+		"a 401, and a silent target": {
+			machine: connected(func(m *Machine) { m.probeReason = unauthorized }),
+			at:      9 * time.Second,
+			seen:    Observed{Target: silent},
+			delay:   time.Second,
+		},
+		"probe requested for all": {
+			machine: connected(func(m *Machine) { m.probeReason = forAll }),
+			want:    Probe,
+		},
+		"probe requested while not connected": {
+			machine: disconnected(func(m *Machine) {
+				m.probeReason, m.nextConnect = forAll, epoch0.Add(1)
+			}),
+			delay: 1,
+		},
+		"probe failed, next one not due": {
+			machine: connected(func(m *Machine) {
+				m.health = healthy.After(epoch0, errServer)
+			}),
+			at:    9 * time.Second,
+			delay: time.Second,
+		},
+		"probe failed, next one due": {
+			machine: connected(func(m *Machine) {
+				m.health = healthy.After(epoch0, errServer)
+			}),
+			at:   10 * time.Second,
+			want: Probe,
+		},
+		"probe inconclusive": {
+			machine: connected(func(m *Machine) {
+				m.health = healthy.Inconclusive(epoch0.Add(1), errServer)
+			}),
+			at:    1,
+			delay: 10 * time.Second,
+		},
+		"probe due, but the target is silent": {
+			machine: connected(func(*Machine) {}),
+			at:      time.Hour,
+			seen:    Observed{Target: silent},
+			delay:   10 * time.Second,
+		},
+		"probe requested while the target is silent": {
+			machine: connected(func(m *Machine) { m.probeReason = forAll }),
+			seen:    Observed{Target: silent},
+			want:    Probe,
+		},
 		"a newer credential":                 {machine: connected(newer(0)), want: Verify},
 		"a newer credential, tried just now": {machine: connected(newer(time.Second)), delay: time.Second},
-		"a newer credential, much later": {machine: connected(newer(time.Hour)), at: time.Second,
-			delay: 59 * time.Second},
-		"a newer credential, and a probe requested for all": {machine: connected(func(m *Machine) {
-			newer(0)(m)
-			m.probeReason = forAll
-		}), want: Probe},
-		"a newer credential, and a 401": {machine: connected(func(m *Machine) {
-			newer(0)(m)
-			m.probeReason = unauthorized
-		}), want: Verify},
-		"a newer credential, and a silent target": {machine: connected(newer(0)), seen: Observed{Target: silent},
-			delay: 10 * time.Second},
+		"a newer credential, much later": {
+			machine: connected(newer(time.Hour)),
+			at:      time.Second,
+			delay:   59 * time.Second,
+		},
+		"a newer credential, and a probe requested for all": {
+			machine: connected(func(m *Machine) {
+				newer(0)(m)
+				m.probeReason = forAll
+			}),
+			want: Probe,
+		},
+		"a newer credential, and a 401": {
+			machine: connected(func(m *Machine) {
+				newer(0)(m)
+				m.probeReason = unauthorized
+			}),
+			want: Verify,
+		},
+		"a newer credential, and a silent target": {
+			machine: connected(newer(0)),
+			seen:    Observed{Target: silent},
+			delay:   10 * time.Second,
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			g := NewWithT(t)
@@ -128,9 +210,14 @@ func TestSnapshot(t *testing.T) {
 	}
 	g.Expect(p.machine.Snapshot(p.now, Observed{})).
 		To(
-			Equal(Snapshot{Phase: connstate.PhaseDisconnected, Reason: connstate.ReasonNotStarted, Since: epoch0,
-				DisconnectedSince: epoch0, HealthSince: epoch0,
-				LastSuccess: epoch0}))
+			Equal(Snapshot{
+				Phase:             connstate.PhaseDisconnected,
+				Reason:            connstate.ReasonNotStarted,
+				Since:             epoch0,
+				DisconnectedSince: epoch0,
+				HealthSince:       epoch0,
+				LastSuccess:       epoch0,
+			}))
 	s := do("resolve-error", "reason=NotAllowed", "source=elsewhere")
 	g.Expect(s.Source).To(Equal("elsewhere"), "the source is known without a credential")
 	g.Expect(s.Err).To(MatchError("failed"))
@@ -140,10 +227,20 @@ func TestSnapshot(t *testing.T) {
 	do("wait", "1s")
 	s = do("answer", "user=red")
 	g.Expect(s).
-		To(Equal(Snapshot{Phase: connstate.PhaseConnected, Since: p.now, Epoch: 1, Generation: 3, Source: "here",
-			Credential: s.Credential, CredentialSince: p.now,
-			Health: connstate.Health{}.After(p.now, nil), LastSuccess: p.now, Proven: true, Healthy: true,
-			HealthSince: p.now}))
+		To(Equal(Snapshot{
+			Phase:           connstate.PhaseConnected,
+			Since:           p.now,
+			Epoch:           1,
+			Generation:      3,
+			Source:          "here",
+			Credential:      s.Credential,
+			CredentialSince: p.now,
+			Health:          connstate.Health{}.After(p.now, nil),
+			LastSuccess:     p.now,
+			Proven:          true,
+			Healthy:         true,
+			HealthSince:     p.now,
+		}))
 	g.Expect(s.Credential).NotTo(BeZero())
 
 	connectedAt := p.now

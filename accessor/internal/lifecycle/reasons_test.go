@@ -79,10 +79,17 @@ func TestStale(t *testing.T) {
 func TestNotSent(t *testing.T) {
 	g := NewWithT(t)
 	busy := &tokenRequestFailed{apierrors.NewTooManyRequests("busy", 7)}
-	g.Expect(NotSent(busy)).To(Equal(Answer{Verdict: connstate.Throttled, Err: busy,
-		NotSent: connstate.ReasonThrottled, RetryAfter: 7 * time.Second}))
-	g.Expect(NotSent(credential.ErrInvalidCredential)).To(Equal(Answer{Verdict: connstate.Failing,
-		Err: credential.ErrInvalidCredential, NotSent: connstate.ReasonInvalidCredential}))
+	g.Expect(NotSent(busy)).To(Equal(Answer{
+		Verdict:    connstate.Throttled,
+		Err:        busy,
+		NotSent:    connstate.ReasonThrottled,
+		RetryAfter: 7 * time.Second,
+	}))
+	g.Expect(NotSent(credential.ErrInvalidCredential)).To(Equal(Answer{
+		Verdict: connstate.Failing,
+		Err:     credential.ErrInvalidCredential,
+		NotSent: connstate.ReasonInvalidCredential,
+	}))
 	g.Expect(WasSent(errServer)).To(BeTrue())
 	g.Expect(WasSent(apierrors.NewTooManyRequests("busy", 7))).To(BeTrue(), "the answer of the target")
 	g.Expect(WasSent(busy)).To(BeFalse())

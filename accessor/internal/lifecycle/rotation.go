@@ -26,8 +26,12 @@ func (s rotating) newVersion(resolution Resolution) {
 	}
 	if connected {
 		s.dropRotation()
-		s.rotation = &rotation{credential: CredentialID(s.newID()), resolution: resolution, next: at,
-			backoff: s.config.Backoff}
+		s.rotation = &rotation{
+			credential: CredentialID(s.newID()),
+			resolution: resolution,
+			next:       at,
+			backoff:    s.config.Backoff,
+		}
 		s.emit(OpenCredential{Credential: s.rotation.credential})
 		return
 	}

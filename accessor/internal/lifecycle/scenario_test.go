@@ -197,8 +197,12 @@ func (p *player) event(verb string, o options) (Event, error) {
 // exchanged classifies the answer to a request, as the driver does. A review does not state a user.
 func (p *player) exchanged(verb string, o options) (Event, error) {
 	status, err := strconv.Atoi(o.get("status", "200"))
-	x := connstate.Exchange{Path: podsPath, Accept: []string{"application/json, */*"}, Status: status,
-		ContentType: o.get("type", "application/json")}
+	x := connstate.Exchange{
+		Path:        podsPath,
+		Accept:      []string{"application/json, */*"},
+		Status:      status,
+		ContentType: o.get("type", "application/json"),
+	}
 	if verb == "review" {
 		x.Path = reviewPath
 	}
@@ -212,14 +216,22 @@ func (p *player) exchanged(verb string, o options) (Event, error) {
 }
 
 func (p *player) resolved(verb string, o options) Event {
-	e := Resolved{Generation: p.generation, Resolution: Resolution{
-		Key: o.get("key", "k"), Version: o.get("version", "1"), Source: o.get("source", "secret"),
-		ServiceAccount: types.NamespacedName{
-			Name: o.get("serviceaccount", "sa"),
-		}, KeepCurrent: o.has("keep"), Impersonated: o.has("impersonated"),
-		Expected: connstate.Identity{Username: o.get("expected", "")}, ObjectVersion: o.get("object", ""),
-		Reference: o.get("reference", ""),
-	}}
+	e := Resolved{
+		Generation: p.generation,
+		Resolution: Resolution{
+			Key:     o.get("key", "k"),
+			Version: o.get("version", "1"),
+			Source:  o.get("source", "secret"),
+			ServiceAccount: types.NamespacedName{
+				Name: o.get("serviceaccount", "sa"),
+			},
+			KeepCurrent:   o.has("keep"),
+			Impersonated:  o.has("impersonated"),
+			Expected:      connstate.Identity{Username: o.get("expected", "")},
+			ObjectVersion: o.get("object", ""),
+			Reference:     o.get("reference", ""),
+		},
+	}
 	switch {
 	case verb == "resolve-error":
 		e.Err = failure{errors.New(o.get("error", "failed")), connstate.Reason(o.get("reason", "NotAllowed"))}
@@ -233,8 +245,12 @@ func (p *player) resolved(verb string, o options) Event {
 }
 
 func (p *player) answered(verb string, o options) Event {
-	answer := Answer{Err: errors.New("failed"), Own: o.has("own"), OwnConnections: o.has("own-connections"),
-		NotSent: connstate.Reason(o.get("not-sent", ""))}
+	answer := Answer{
+		Err:            errors.New("failed"),
+		Own:            o.has("own"),
+		OwnConnections: o.has("own-connections"),
+		NotSent:        connstate.Reason(o.get("not-sent", "")),
+	}
 	verdicts := map[string]connstate.Verdict{"401": connstate.Unauthorized, "403": connstate.Denied,
 		"500": connstate.Failing, "silence": connstate.Silent, "not-sent": connstate.Failing, "429": connstate.Throttled}
 	answer.RetryAfter, _ = time.ParseDuration(o.get("retry", "0s"))
@@ -245,8 +261,11 @@ func (p *player) answered(verb string, o options) Event {
 	}
 	if user, ok := o["user"]; ok {
 		answer.Verdict, answer.Err = connstate.Valid, nil
-		answer.Identity = connstate.Identity{Username: user, UID: types.UID(o.get("uid", "")),
-			Groups: strings.Split(o.get("groups", "g"), ",")}
+		answer.Identity = connstate.Identity{
+			Username: user,
+			UID:      types.UID(o.get("uid", "")),
+			Groups:   strings.Split(o.get("groups", "g"), ","),
+		}
 	}
 	id := p.machine.attempt.id
 	if verb == "late-answer" {

@@ -80,8 +80,14 @@ func (s *step) publish(phase connstate.Phase, reason connstate.Reason, cause err
 	if phase != connstate.PhaseConnecting {
 		s.deniedUntil = time.Time{}
 	}
-	s.emit(Publish{Phase: phase, Reason: reason, Since: s.since, DisconnectedSince: s.disconnectedSince, Epoch: s.epoch,
-		Cause: cause})
+	s.emit(Publish{
+		Phase:             phase,
+		Reason:            reason,
+		Since:             s.since,
+		DisconnectedSince: s.disconnectedSince,
+		Epoch:             s.epoch,
+		Cause:             cause,
+	})
 	news := announcement{reason: reason, generation: s.generation, reference: s.reference}
 	if phase != connstate.PhaseDisconnected || !wasConnected && s.announced == news {
 		return
@@ -206,14 +212,21 @@ func mismatch(want, got connstate.Identity) Answer {
 	if want.Same(got) {
 		// The error does not contain the groups: a server that a tenant chose may state anything.
 		return Answer{
-			Verdict: connstate.Failing, Err: errors.Errorf("unexpected groups of %s: they have changed", got.Username),
+			Verdict: connstate.Failing,
+			Err:     errors.Errorf("unexpected groups of %s: they have changed", got.Username),
 		}
 	}
 	if want.ImpersonatorUsername != "" && !want.SameImpersonator(got) {
-		return Answer{Verdict: connstate.Failing, Err: errors.Errorf(
-			"unexpected identity: the user who impersonates %s is %s (UID %s), want %s (UID %s)", got.Username,
-			got.ImpersonatorUsername, got.ImpersonatorUID, want.ImpersonatorUsername, want.ImpersonatorUID)}
+		return Answer{
+			Verdict: connstate.Failing,
+			Err: errors.Errorf(
+				"unexpected identity: the user who impersonates %s is %s (UID %s), want %s (UID %s)", got.Username,
+				got.ImpersonatorUsername, got.ImpersonatorUID, want.ImpersonatorUsername, want.ImpersonatorUID),
+		}
 	}
-	return Answer{Verdict: connstate.Failing, Err: errors.Errorf("unexpected identity: got %s (UID %s), want %s (UID %s)",
-		got.Username, got.UID, want.Username, want.UID)}
+	return Answer{
+		Verdict: connstate.Failing,
+		Err: errors.Errorf("unexpected identity: got %s (UID %s), want %s (UID %s)",
+			got.Username, got.UID, want.Username, want.UID),
+	}
 }

@@ -25,8 +25,13 @@ var (
 	errServer = errors.New("the server failed")
 
 	exploreConfig = &Config{
-		Probe: connstate.ProbeOptions{Interval: 2 * tick, IdentityInterval: 4 * tick, Timeout: 3 * tick,
-			FailureThreshold: 2, ThrottleTimeout: 3 * tick},
+		Probe: connstate.ProbeOptions{
+			Interval:         2 * tick,
+			IdentityInterval: 4 * tick,
+			Timeout:          3 * tick,
+			FailureThreshold: 2,
+			ThrottleTimeout:  3 * tick,
+		},
 		Backoff:     wait.Backoff{Duration: tick, Factor: 2, Steps: 2}, // 1, 2, 4, 4, … ticks
 		DenialRetry: wait.Backoff{Duration: tick, Factor: 1, Steps: 1},
 
@@ -86,10 +91,21 @@ type leaving struct {
 // AttemptKind8 is an AttemptKind in a byte.
 type AttemptKind8 int8
 
-var start = world{reason: 1, renewed: unset, rotationNext: unset, nextConnect: unset, deniedUntil: unset,
-	lastProbe: unset, throttled: unset, throttledUntil: unset,
-	lastSuccess: unset,
-	served:      unset, wake: true, deadline: unset, leaving: leaving{answersBy: unset, tasksBy: unset}}
+var start = world{
+	reason:         1,
+	renewed:        unset,
+	rotationNext:   unset,
+	nextConnect:    unset,
+	deniedUntil:    unset,
+	lastProbe:      unset,
+	throttled:      unset,
+	throttledUntil: unset,
+	lastSuccess:    unset,
+	served:         unset,
+	wake:           true,
+	deadline:       unset,
+	leaving:        leaving{answersBy: unset, tasksBy: unset},
+}
 
 // The IDs that a decoded machine uses.
 const (
@@ -119,10 +135,17 @@ func resolutionOf(key, version int8) Resolution {
 	if key == 0 {
 		return Resolution{}
 	}
-	return Resolution{Key: string('0' + rune(key)), Version: string('0' + rune(version)), Source: "source",
-		ServiceAccount: types.NamespacedName{Name: "sa"}, Impersonated: key == 2, Expected: connstate.Identity{
-			Username: "ours", UID: "1",
-		}}
+	return Resolution{
+		Key:            string('0' + rune(key)),
+		Version:        string('0' + rune(version)),
+		Source:         "source",
+		ServiceAccount: types.NamespacedName{Name: "sa"},
+		Impersonated:   key == 2,
+		Expected: connstate.Identity{
+			Username: "ours",
+			UID:      "1",
+		},
+	}
 }
 
 func backoffOf(index int8) wait.Backoff {
@@ -162,8 +185,12 @@ func (w *world) machine() *Machine {
 		m.credential, m.target, m.resolution = currentID, TargetID(w.key), resolutionOf(w.key, w.version)
 	}
 	if w.rotation != 0 {
-		m.rotation = &rotation{credential: rotationID, resolution: resolutionOf(w.key, w.rotation),
-			next: at(w.rotationNext), backoff: backoffOf(w.rotationBackoff)}
+		m.rotation = &rotation{
+			credential: rotationID,
+			resolution: resolutionOf(w.key, w.rotation),
+			next:       at(w.rotationNext),
+			backoff:    backoffOf(w.rotationBackoff),
+		}
 	}
 	if w.rotationErr {
 		m.rotationErr = errServer
@@ -171,15 +198,22 @@ func (w *world) machine() *Machine {
 	m.renewedAt, m.nextConnect, m.backoff = at(w.renewed), at(w.nextConnect), backoffOf(w.backoff)
 	m.deniedUntil, m.denials = at(w.deniedUntil), exploreConfig.DenialRetry
 	if w.attempt != 0 {
-		m.attempt = attempt{id: attemptID, kind: AttemptKind(w.attempt), credential: currentID,
-			probeReason: probeReason(w.attemptReason)}
+		m.attempt = attempt{
+			id:          attemptID,
+			kind:        AttemptKind(w.attempt),
+			credential:  currentID,
+			probeReason: probeReason(w.attemptReason),
+		}
 		if m.attempt.kind == Verify {
 			m.attempt.credential = rotationID
 		}
 	}
 	m.probeReason = probeReason(w.probeReason)
-	m.health = connstate.Health{LastProbeTime: at(w.lastProbe), LastProbeSuccessTime: at(w.lastSuccess),
-		ConsecutiveFailures: int(w.failures)}
+	m.health = connstate.Health{
+		LastProbeTime:        at(w.lastProbe),
+		LastProbeSuccessTime: at(w.lastSuccess),
+		ConsecutiveFailures:  int(w.failures),
+	}
 	if w.lastErr {
 		m.health.LastError = errServer
 	}
@@ -285,8 +319,11 @@ func (w world) advance(elapsed ticks) world {
 func (w *world) observed() Observed {
 	seen := Observed{Served: at(w.served)}
 	if w.targetDown {
-		seen.Target = connstate.Health{LastProbeTime: epoch0, ConsecutiveFailures: exploreConfig.Probe.FailureThreshold,
-			LastError: errServer}
+		seen.Target = connstate.Health{
+			LastProbeTime:       epoch0,
+			ConsecutiveFailures: exploreConfig.Probe.FailureThreshold,
+			LastError:           errServer,
+		}
 	}
 	return seen
 }
@@ -312,38 +349,55 @@ func answer(name string, verdict connstate.Verdict, identity connstate.Identity,
 	if verdict != connstate.Valid {
 		a.Err = errServer
 	}
-	return input{name: "answer " + name, possible: func(w *world) bool {
-		return w.attempt != 0
-	}, event: func(*world) Event {
-		return AttemptFinished{Attempt: attemptID, Asked: epoch0.Add(-tick), Answer: a}
-	}}
+	return input{
+		name: "answer " + name,
+		possible: func(w *world) bool {
+			return w.attempt != 0
+		},
+		event: func(*world) Event {
+			return AttemptFinished{Attempt: attemptID, Asked: epoch0.Add(-tick), Answer: a}
+		},
+	}
 }
 
 // inputs is the alphabet of the exploration.
 var inputs = func() (list []input) {
 	for key := int8(1); key <= 2; key++ {
 		for version := int8(1); version <= 2; version++ {
-			list = append(list, input{name: "resolved", event: func(w *world) Event {
-				r := Resolved{Generation: 1, Resolution: resolutionOf(key, version)}
-				if key != w.key {
-					r.Target = TargetID(key)
-				}
-				return r
-			}})
+			list = append(list, input{
+				name: "resolved",
+				event: func(w *world) Event {
+					r := Resolved{Generation: 1, Resolution: resolutionOf(key, version)}
+					if key != w.key {
+						r.Target = TargetID(key)
+					}
+					return r
+				},
+			})
 		}
 		list = append(list,
-			input{name: "resolved, no target", possible: func(w *world) bool {
-				return w.key != key
-			}, event: func(*world) Event {
-				return Resolved{Generation: 1, Resolution: resolutionOf(key, 1), TargetErr: errServer}
-			}})
+			input{
+				name: "resolved, no target",
+				possible: func(w *world) bool {
+					return w.key != key
+				},
+				event: func(*world) Event {
+					return Resolved{Generation: 1, Resolution: resolutionOf(key, 1), TargetErr: errServer}
+				},
+			})
 	}
 	resolveErr := func(reason connstate.Reason, keep bool) input {
 		err := failure{error: errServer, reason: reason}
-		return input{name: "resolve error " + string(reason), event: func(*world) Event {
-			return Resolved{Generation: 1, Err: err,
-				Resolution: Resolution{Source: "source", ServiceAccount: types.NamespacedName{Name: "sa"}, KeepCurrent: keep}}
-		}}
+		return input{
+			name: "resolve error " + string(reason),
+			event: func(*world) Event {
+				return Resolved{
+					Generation: 1,
+					Err:        err,
+					Resolution: Resolution{Source: "source", ServiceAccount: types.NamespacedName{Name: "sa"}, KeepCurrent: keep},
+				}
+			},
+		}
 	}
 	over := LeaseEnded{Cause: errServer}
 	unnoticed := func(name string, in input) input { // the lease has ended, and its event comes later
@@ -365,17 +419,26 @@ var inputs = func() (list []input) {
 			""),
 		answer("silence", connstate.Silent, connstate.Identity{}, ""), answer("no token", connstate.Failing,
 			connstate.Identity{}, connstate.ReasonTokenRequestFailed),
-		input{name: "late answer", event: func(*world) Event {
-			return AttemptFinished{Attempt: staleID, Asked: epoch0, Answer: Answer{Verdict: connstate.Valid, Identity: ours}}
-		}},
+		input{
+			name: "late answer",
+			event: func(*world) Event {
+				return AttemptFinished{Attempt: staleID, Asked: epoch0, Answer: Answer{Verdict: connstate.Valid, Identity: ours}}
+			},
+		},
 		input{name: "401 to a request", event: func(*world) Event { return RequestUnauthorized{Attempt: connectionID} }},
-		input{name: "401 to an earlier connection's request", event: func(*world) Event {
-			return RequestUnauthorized{Attempt: staleID}
-		}},
+		input{
+			name: "401 to an earlier connection's request",
+			event: func(*world) Event {
+				return RequestUnauthorized{Attempt: staleID}
+			},
+		},
 		input{name: "probe for all", event: func(w *world) Event { return ProbeRequested{Target: TargetID(w.key)} }},
-		input{name: "target down", event: func(w *world) Event {
-			return TargetDown{Target: TargetID(w.key), Err: errServer}
-		}},
+		input{
+			name: "target down",
+			event: func(w *world) Event {
+				return TargetDown{Target: TargetID(w.key), Err: errServer}
+			},
+		},
 		input{name: "another target down", event: func(*world) Event { return TargetDown{Target: 9, Err: errServer} }},
 		input{name: "retry soon", event: func(w *world) Event { return RetryAt{Target: TargetID(w.key), At: at(1)} }},
 		input{name: "retry another target soon", event: func(*world) Event { return RetryAt{Target: 9, At: at(1)} }},
@@ -384,23 +447,44 @@ var inputs = func() (list []input) {
 		input{name: "removed", event: func(*world) Event { return Removed{Why: Deleted} }},
 		input{name: "lease ended", event: func(*world) Event { return over }},
 		input{name: "given up", event: func(*world) Event { return GiveUp{Cause: errServer} }},
-		input{name: "given up with a request under way", possible: func(w *world) bool {
-			return w.stage == int8(serving) && w.phase > 0
-		}, before: func(w world) world { w.underWay = true; return w }, event: func(*world) Event {
-			return GiveUp{Cause: errServer}
-		}},
-		input{name: "requests answered", possible: func(w *world) bool { return w.refuses },
-			before: func(w world) world { w.underWay = false; return w },
-			event:  func(*world) Event { return RequestsAnswered{} }},
-		input{name: "no more time", possible: func(w *world) bool { return w.unregistered },
-			event: func(*world) Event { return NoMoreTime{} }},
-		input{name: "tasks ended", possible: func(w *world) bool { return w.tasksBy != unset || w.left },
-			event: func(*world) Event { return TasksEnded{Clean: true} }},
-		input{name: "tasks hang", possible: func(w *world) bool { return w.tasksBy != unset && w.tasksBy <= 0 },
-			event: func(*world) Event { return TasksEnded{} }},
-		input{name: "a request is served", possible: func(w *world) bool {
-			return w.phase == 2
-		}, change: func(w world) world { return w.serve() }},
+		input{
+			name: "given up with a request under way",
+			possible: func(w *world) bool {
+				return w.stage == int8(serving) && w.phase > 0
+			},
+			before: func(w world) world { w.underWay = true; return w },
+			event: func(*world) Event {
+				return GiveUp{Cause: errServer}
+			},
+		},
+		input{
+			name:     "requests answered",
+			possible: func(w *world) bool { return w.refuses },
+			before:   func(w world) world { w.underWay = false; return w },
+			event:    func(*world) Event { return RequestsAnswered{} },
+		},
+		input{
+			name:     "no more time",
+			possible: func(w *world) bool { return w.unregistered },
+			event:    func(*world) Event { return NoMoreTime{} },
+		},
+		input{
+			name:     "tasks ended",
+			possible: func(w *world) bool { return w.tasksBy != unset || w.left },
+			event:    func(*world) Event { return TasksEnded{Clean: true} },
+		},
+		input{
+			name:     "tasks hang",
+			possible: func(w *world) bool { return w.tasksBy != unset && w.tasksBy <= 0 },
+			event:    func(*world) Event { return TasksEnded{} },
+		},
+		input{
+			name: "a request is served",
+			possible: func(w *world) bool {
+				return w.phase == 2
+			},
+			change: func(w world) world { return w.serve() },
+		},
 		input{name: "the target's health changes", change: func(w world) world { w.targetDown = !w.targetDown; return w }},
 		input{name: "time passes", change: func(w world) world { return w.advance(1) }},
 	)

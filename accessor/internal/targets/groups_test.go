@@ -63,8 +63,12 @@ func (s *scripted) RoundTrip(r *http.Request) (*http.Response, error) {
 		answer = fmt.Sprintf(`{"kind":"Status","apiVersion":"v1","status":"Failure","code":%d,"message":%q,"reason":%q}`,
 			status, answer, map[int]string{403: "Forbidden", 503: "ServiceUnavailable"}[status])
 	}
-	return &http.Response{StatusCode: status, Header: http.Header{"Content-Type": {mediaType}},
-		Body: io.NopCloser(strings.NewReader(answer)), Request: r}, nil
+	return &http.Response{
+		StatusCode: status,
+		Header:     http.Header{"Content-Type": {mediaType}},
+		Body:       io.NopCloser(strings.NewReader(answer)),
+		Request:    r,
+	}, nil
 }
 
 // groupText describes a group in discovery.
@@ -86,12 +90,16 @@ func kindText(version, kind string, namespaced bool) string {
 
 // newScripted returns a server with group g, which has kind Gadget in v1.
 func newScripted(t *testing.T) (*scripted, *Membership, func(user string) *Mapper) {
-	s := &scripted{delays: map[string]time.Duration{}, asked: map[string]int{}, answers: map[string]string{
-		"/api":       `{"kind":"APIVersions","versions":[]}`,
-		"/apis":      `{"kind":"APIGroupList","apiVersion":"v1","groups":[` + groupText("g", "v1") + `]}`,
-		"/apis/g":    groupText("g", "v1"),
-		"/apis/g/v1": kindText("g/v1", "Gadget", true),
-	}}
+	s := &scripted{
+		delays: map[string]time.Duration{},
+		asked:  map[string]int{},
+		answers: map[string]string{
+			"/api":       `{"kind":"APIVersions","versions":[]}`,
+			"/apis":      `{"kind":"APIGroupList","apiVersion":"v1","groups":[` + groupText("g", "v1") + `]}`,
+			"/apis/g":    groupText("g", "v1"),
+			"/apis/g/v1": kindText("g/v1", "Gadget", true),
+		},
+	}
 	var set Set
 	target, err := set.Join(&rest.Config{Host: "http://server"}, nil, &Policy{})
 	NewWithT(t).Expect(err).NotTo(HaveOccurred())
@@ -472,8 +480,12 @@ func TestMemoryOfDiscovery(t *testing.T) {
 					default:
 						return s.RoundTrip(r)
 					}
-					return &http.Response{StatusCode: http.StatusOK, Header: http.Header{"Content-Type": {in.mediaType}},
-						Body: io.NopCloser(strings.NewReader(answer)), Request: r}, nil
+					return &http.Response{
+						StatusCode: http.StatusOK,
+						Header:     http.Header{"Content-Type": {in.mediaType}},
+						Body:       io.NopCloser(strings.NewReader(answer)),
+						Request:    r,
+					}, nil
 				}))}
 				var before, after runtime.MemStats
 				runtime.ReadMemStats(&before)

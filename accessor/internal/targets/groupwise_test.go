@@ -46,43 +46,74 @@ func kindOf(group, n int) (k schema.GroupKind) {
 
 func (c *crowded) description(n int) metav1.APIGroup {
 	version := metav1.GroupVersionForDiscovery{GroupVersion: groupName(n) + "/v1", Version: "v1"}
-	return metav1.APIGroup{TypeMeta: metav1.TypeMeta{Kind: "APIGroup", APIVersion: "v1"}, Name: groupName(n),
-		Versions: []metav1.GroupVersionForDiscovery{version}, PreferredVersion: version}
+	return metav1.APIGroup{
+		TypeMeta:         metav1.TypeMeta{Kind: "APIGroup", APIVersion: "v1"},
+		Name:             groupName(n),
+		Versions:         []metav1.GroupVersionForDiscovery{version},
+		PreferredVersion: version,
+	}
 }
 
 func (c *crowded) resources(n int) metav1.APIResourceList {
-	list := metav1.APIResourceList{TypeMeta: metav1.TypeMeta{Kind: "APIResourceList", APIVersion: "v1"},
-		GroupVersion: groupName(n) + "/v1"}
+	list := metav1.APIResourceList{
+		TypeMeta:     metav1.TypeMeta{Kind: "APIResourceList", APIVersion: "v1"},
+		GroupVersion: groupName(n) + "/v1",
+	}
 	for i := range 100 {
 		name := strings.ToLower(kindName(n, i))
 		list.APIResources = append(list.APIResources,
-			metav1.APIResource{Name: name + "s", SingularName: name, Kind: kindName(n, i), Namespaced: true, Verbs: verbs,
-				ShortNames: []string{"w"}, Categories: []string{"all"}, StorageVersionHash: "w4tSy8RyVkE="},
-			metav1.APIResource{Name: name + "s/status", Kind: kindName(n, i), Namespaced: true,
-				Verbs: metav1.Verbs{"get", "patch", "update"}})
+			metav1.APIResource{
+				Name:               name + "s",
+				SingularName:       name,
+				Kind:               kindName(n, i),
+				Namespaced:         true,
+				Verbs:              verbs,
+				ShortNames:         []string{"w"},
+				Categories:         []string{"all"},
+				StorageVersionHash: "w4tSy8RyVkE=",
+			},
+			metav1.APIResource{
+				Name:       name + "s/status",
+				Kind:       kindName(n, i),
+				Namespaced: true,
+				Verbs:      metav1.Verbs{"get", "patch", "update"},
+			})
 	}
 	return list
 }
 
 func (c *crowded) discovery() apidiscovery.APIGroupDiscoveryList {
-	all := apidiscovery.APIGroupDiscoveryList{TypeMeta: metav1.TypeMeta{Kind: "APIGroupDiscoveryList",
-		APIVersion: "apidiscovery.k8s.io/v2"}}
+	all := apidiscovery.APIGroupDiscoveryList{TypeMeta: metav1.TypeMeta{
+		Kind:       "APIGroupDiscoveryList",
+		APIVersion: "apidiscovery.k8s.io/v2",
+	}}
 	for n := range c.groups {
 		version := apidiscovery.APIVersionDiscovery{Version: "v1", Freshness: apidiscovery.DiscoveryFreshnessCurrent}
 		for i := range 100 {
 			name := strings.ToLower(kindName(n, i))
 			gvk := &metav1.GroupVersionKind{Group: groupName(n), Version: "v1", Kind: kindName(n, i)}
-			version.Resources = append(version.Resources, apidiscovery.APIResourceDiscovery{Resource: name + "s",
-				SingularResource: name, ResponseKind: gvk, Scope: apidiscovery.ScopeNamespace, Verbs: verbs,
-				ShortNames: []string{"w"}, Categories: []string{"all"},
-				Subresources: []apidiscovery.APISubresourceDiscovery{{Subresource: "status", ResponseKind: gvk,
-					Verbs: []string{"get", "patch", "update"}}}})
+			version.Resources = append(version.Resources, apidiscovery.APIResourceDiscovery{
+				Resource:         name + "s",
+				SingularResource: name,
+				ResponseKind:     gvk,
+				Scope:            apidiscovery.ScopeNamespace,
+				Verbs:            verbs,
+				ShortNames:       []string{"w"},
+				Categories:       []string{"all"},
+				Subresources: []apidiscovery.APISubresourceDiscovery{{
+					Subresource:  "status",
+					ResponseKind: gvk,
+					Verbs:        []string{"get", "patch", "update"},
+				}},
+			})
 		}
 		if c.stale && n == c.groups-1 {
 			version = apidiscovery.APIVersionDiscovery{Version: "v1", Freshness: apidiscovery.DiscoveryFreshnessStale}
 		}
-		all.Items = append(all.Items, apidiscovery.APIGroupDiscovery{ObjectMeta: metav1.ObjectMeta{Name: groupName(n)},
-			Versions: []apidiscovery.APIVersionDiscovery{version}})
+		all.Items = append(all.Items, apidiscovery.APIGroupDiscovery{
+			ObjectMeta: metav1.ObjectMeta{Name: groupName(n)},
+			Versions:   []apidiscovery.APIVersionDiscovery{version},
+		})
 	}
 	return all
 }
@@ -101,13 +132,18 @@ func (c *crowded) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	var answer any
 	switch {
 	case r.URL.Path == "/api" && aggregated:
-		answer = apidiscovery.APIGroupDiscoveryList{TypeMeta: metav1.TypeMeta{Kind: "APIGroupDiscoveryList",
-			APIVersion: "apidiscovery.k8s.io/v2"}}
+		answer = apidiscovery.APIGroupDiscoveryList{TypeMeta: metav1.TypeMeta{
+			Kind:       "APIGroupDiscoveryList",
+			APIVersion: "apidiscovery.k8s.io/v2",
+		}}
 	case r.URL.Path == "/api":
 		answer = metav1.APIVersions{TypeMeta: metav1.TypeMeta{Kind: "APIVersions"}, Versions: []string{"v1"}}
 	case r.URL.Path == "/api/v1":
-		answer = metav1.APIResourceList{TypeMeta: metav1.TypeMeta{Kind: "APIResourceList", APIVersion: "v1"},
-			GroupVersion: "v1", APIResources: []metav1.APIResource{{Name: "configmaps", Kind: "ConfigMap", Namespaced: true}}}
+		answer = metav1.APIResourceList{
+			TypeMeta:     metav1.TypeMeta{Kind: "APIResourceList", APIVersion: "v1"},
+			GroupVersion: "v1",
+			APIResources: []metav1.APIResource{{Name: "configmaps", Kind: "ConfigMap", Namespaced: true}},
+		}
 	case r.URL.Path == "/apis" && aggregated:
 		c.whole.Add(1)
 		answer = c.discovery()

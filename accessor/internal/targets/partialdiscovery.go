@@ -44,8 +44,10 @@ func carryOver(last *kinds, groups []*restmapper.APIGroupResources, failed map[s
 		}
 		group, known := byName[version.Group]
 		if !known {
-			group = &restmapper.APIGroupResources{Group: v1.APIGroup{Name: version.Group},
-				VersionedResources: map[string][]v1.APIResource{}}
+			group = &restmapper.APIGroupResources{
+				Group:              v1.APIGroup{Name: version.Group},
+				VersionedResources: map[string][]v1.APIResource{},
+			}
 			byName[version.Group] = group
 			groups = append(groups, group)
 		}
@@ -89,8 +91,14 @@ func trim(groups []*restmapper.APIGroupResources) {
 		for version, resources := range group.VersionedResources {
 			trimmed := make([]v1.APIResource, len(resources))
 			for i, r := range resources {
-				trimmed[i] = v1.APIResource{Name: r.Name, SingularName: r.SingularName, Namespaced: r.Namespaced, Group: r.Group,
-					Version: r.Version, Kind: r.Kind}
+				trimmed[i] = v1.APIResource{
+					Name:         r.Name,
+					SingularName: r.SingularName,
+					Namespaced:   r.Namespaced,
+					Group:        r.Group,
+					Version:      r.Version,
+					Kind:         r.Kind,
+				}
 			}
 			group.VersionedResources[version] = trimmed
 		}

@@ -58,7 +58,8 @@ func (p *player) RetryAt(id ID, at time.Time) {
 func newTeam(t *testing.T) *team {
 	return &team{
 		policy: Policy{Probe: connstate.ProbeOptions{FailureThreshold: 3}.WithDefaults(), FirstBackoff: 30 * time.Second},
-		g:      NewWithT(t), all: map[string]*player{},
+		g:      NewWithT(t),
+		all:    map[string]*player{},
 	}
 }
 
@@ -268,8 +269,10 @@ func TestScoutInterval(t *testing.T) {
 func TestPoliciesShareATarget(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g, tm := NewWithT(t), newTeam(t)
-		patient := &Policy{FirstBackoff: 30 * time.Second,
-			Probe: connstate.ProbeOptions{Interval: time.Minute, FailureThreshold: 2}.WithDefaults()}
+		patient := &Policy{
+			FirstBackoff: 30 * time.Second,
+			Probe:        connstate.ProbeOptions{Interval: time.Minute, FailureThreshold: 2}.WithDefaults(),
+		}
 		quick := []*player{tm.addConnected("quick", time.Second), tm.addConnected("also", time.Second)}
 		other := tm.joinWith("patient", patient)
 		other.Update(true, time.Now().Add(-time.Hour), time.Time{})

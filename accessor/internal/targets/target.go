@@ -71,8 +71,15 @@ func newTarget(set *Set, key Key, config *rest.Config) (*Target, error) {
 	if err != nil {
 		return nil, errors.Wrapf(err, "TLS settings of %s", config.Host)
 	}
-	t := &Target{set: set, key: key, users: 1, config: anonymous, address: address, tls: tlsConfig,
-		objects: scopedcache.NewObjectPool()}
+	t := &Target{
+		set:     set,
+		key:     key,
+		users:   1,
+		config:  anonymous,
+		address: address,
+		tls:     tlsConfig,
+		objects: scopedcache.NewObjectPool(),
+	}
 	t.transport = newTransport(t, tlsConfig)
 	return t, nil
 }

@@ -96,8 +96,10 @@ func TestLastMemberClosesConnections(t *testing.T) {
 func TestTargetHasNoIdentity(t *testing.T) {
 	g := NewWithT(t)
 	var s Set
-	_, err := s.Join(&rest.Config{Host: "https://one",
-		TLSClientConfig: rest.TLSClientConfig{CertData: []byte("c"), KeyData: []byte("k")}}, nil, &Policy{})
+	_, err := s.Join(&rest.Config{
+		Host:            "https://one",
+		TLSClientConfig: rest.TLSClientConfig{CertData: []byte("c"), KeyData: []byte("k")},
+	}, nil, &Policy{})
 	g.Expect(err).To(MatchError(ContainSubstring("client certificate")))
 	g.Expect(s.List()).To(BeEmpty())
 	target, err := s.Join(&rest.Config{Host: "https://one", BearerToken: "t", Username: "u", Password: "p"}, nil,
@@ -139,22 +141,29 @@ func newAPIServer(t *testing.T, kinds ...string) *apiServer {
 			return
 		}
 		version := metav1.GroupVersionForDiscovery{GroupVersion: "g/v1", Version: "v1"}
-		reply(w, metav1.APIGroupList{TypeMeta: metav1.TypeMeta{Kind: "APIGroupList", APIVersion: "v1"},
+		reply(w, metav1.APIGroupList{
+			TypeMeta: metav1.TypeMeta{Kind: "APIGroupList", APIVersion: "v1"},
 			Groups: append([]metav1.APIGroup{
 				{Name: "g", Versions: []metav1.GroupVersionForDiscovery{version}, PreferredVersion: version},
-			}, a.otherGroups()...)})
+			}, a.otherGroups()...),
+		})
 	})
 	mux.HandleFunc("/apis/h/{version}", func(w http.ResponseWriter, r *http.Request) {
 		if a.failing.Load() {
 			http.Error(w, "service unavailable", http.StatusServiceUnavailable)
 			return
 		}
-		reply(w, metav1.APIResourceList{TypeMeta: metav1.TypeMeta{Kind: "APIResourceList", APIVersion: "v1"},
-			GroupVersion: "h/" + r.PathValue("version"), APIResources: []metav1.APIResource{{Name: "hats", Kind: "hat"}}})
+		reply(w, metav1.APIResourceList{
+			TypeMeta:     metav1.TypeMeta{Kind: "APIResourceList", APIVersion: "v1"},
+			GroupVersion: "h/" + r.PathValue("version"),
+			APIResources: []metav1.APIResource{{Name: "hats", Kind: "hat"}},
+		})
 	})
 	mux.HandleFunc("/apis/g/v1", func(w http.ResponseWriter, _ *http.Request) {
-		list := metav1.APIResourceList{TypeMeta: metav1.TypeMeta{Kind: "APIResourceList", APIVersion: "v1"},
-			GroupVersion: "g/v1"}
+		list := metav1.APIResourceList{
+			TypeMeta:     metav1.TypeMeta{Kind: "APIResourceList", APIVersion: "v1"},
+			GroupVersion: "g/v1",
+		}
 		for _, kind := range *a.kinds.Load() {
 			list.APIResources = append(list.APIResources, metav1.APIResource{Name: kind + "s", Kind: kind, Namespaced: true})
 		}
@@ -172,8 +181,11 @@ func (a *apiServer) otherGroups() []metav1.APIGroup {
 	version := func(v string) metav1.GroupVersionForDiscovery {
 		return metav1.GroupVersionForDiscovery{GroupVersion: "h/" + v, Version: v}
 	}
-	return []metav1.APIGroup{{Name: "h", Versions: []metav1.GroupVersionForDiscovery{version("v2"), version("v1")},
-		PreferredVersion: version("v2")}}
+	return []metav1.APIGroup{{
+		Name:             "h",
+		Versions:         []metav1.GroupVersionForDiscovery{version("v2"), version("v1")},
+		PreferredVersion: version("v2"),
+	}}
 }
 
 func (a *apiServer) target(t *testing.T) *Target {
@@ -433,8 +445,10 @@ func TestDiscoveryIsBounded(t *testing.T) {
 			_, _ = w.Write([]byte(`{"name":"last","versions":[]}]}`))
 		default:
 			_ = json.NewEncoder(w).
-				Encode(metav1.APIResourceList{TypeMeta: metav1.TypeMeta{Kind: "APIResourceList", APIVersion: "v1"},
-					GroupVersion: "g/v1"})
+				Encode(metav1.APIResourceList{
+					TypeMeta:     metav1.TypeMeta{Kind: "APIResourceList", APIVersion: "v1"},
+					GroupVersion: "g/v1",
+				})
 		}
 	}))
 	t.Cleanup(endless.Close)
@@ -527,9 +541,13 @@ func TestHostileCertificate(t *testing.T) {
 	target, err := s.Join(&rest.Config{Host: "https://one"}, nil, &Policy{})
 	g.Expect(err).NotTo(HaveOccurred())
 	defer target.Leave()
-	hostile := x509.HostnameError{Host: "one", Certificate: &x509.Certificate{
-		DNSNames: []string{"\x1b[2J\u202eevil"}, Extensions: []pkix.Extension{{Id: []int{2, 5, 29, 17}}},
-	}}
+	hostile := x509.HostnameError{
+		Host: "one",
+		Certificate: &x509.Certificate{
+			DNSNames:   []string{"\x1b[2J\u202eevil"},
+			Extensions: []pkix.Extension{{Id: []int{2, 5, 29, 17}}},
+		},
+	}
 	transport := target.Observe(testutil.RoundTripperFunc(func(*http.Request) (*http.Response, error) {
 		return nil, hostile
 	}))

@@ -36,12 +36,15 @@ func (p *clusterAPIPeer) Connect(ctx context.Context, n int) error {
 	if err != nil {
 		return errors.WithStack(err)
 	}
-	mgr, err := ctrl.NewManager(p.config, ctrl.Options{Scheme: scheme, Metrics: server.Options{BindAddress: "0"},
+	mgr, err := ctrl.NewManager(p.config, ctrl.Options{
+		Scheme:  scheme,
+		Metrics: server.Options{BindAddress: "0"},
 		Cache: cache.Options{
 			DefaultTransform: cache.TransformStripManagedFields(),
 			ByObject: map[client.Object]cache.ByObject{
 				&corev1.Secret{}: {Label: labels.NewSelector().Add(*ofClusters)},
-			}}})
+			}},
+	})
 	if err != nil {
 		return errors.WithStack(err)
 	}
@@ -71,7 +74,12 @@ func (p *clusterAPIPeer) Cache(context.Context, int) (cache.Cache, error) { retu
 
 // Host implements Peer.
 func (*clusterAPIPeer) Host(tenant int) (client.Object, error) {
-	return &v1beta2.Cluster{ObjectMeta: metav1.ObjectMeta{Namespace: Namespace, Name: Name(tenant)},
+	return &v1beta2.Cluster{
+		ObjectMeta: metav1.ObjectMeta{Namespace: Namespace, Name: Name(tenant)},
 		Spec: v1beta2.ClusterSpec{InfrastructureRef: v1beta2.ContractVersionedObjectReference{
-			APIGroup: "bench.example.com", Kind: "Bench", Name: Name(tenant)}}}, nil
+			APIGroup: "bench.example.com",
+			Kind:     "Bench",
+			Name:     Name(tenant),
+		}},
+	}, nil
 }

@@ -31,8 +31,11 @@ func (p *LatchkeyPeer) Connect(ctx context.Context, n int) error {
 	if err != nil {
 		return err
 	}
-	mgr, err := ctrl.NewManager(p.config, ctrl.Options{Scheme: scheme, Metrics: server.Options{BindAddress: "0"},
-		Cache: cache.Options{DefaultTransform: cache.TransformStripManagedFields()}})
+	mgr, err := ctrl.NewManager(p.config, ctrl.Options{
+		Scheme:  scheme,
+		Metrics: server.Options{BindAddress: "0"},
+		Cache:   cache.Options{DefaultTransform: cache.TransformStripManagedFields()},
+	})
 	if err != nil {
 		return errors.WithStack(err)
 	}

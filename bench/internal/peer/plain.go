@@ -74,8 +74,12 @@ func (p *PlainPeer) Connect(ctx context.Context, n int) error {
 		if err != nil {
 			return errors.WithStack(err)
 		}
-		reading, err := client.New(anonymous, client.Options{HTTPClient: httpClient, Scheme: scheme, Mapper: mapper,
-			Cache: &client.CacheOptions{Reader: c}})
+		reading, err := client.New(anonymous, client.Options{
+			HTTPClient: httpClient,
+			Scheme:     scheme,
+			Mapper:     mapper,
+			Cache:      &client.CacheOptions{Reader: c},
+		})
 		if err != nil {
 			return errors.WithStack(err)
 		}

@@ -140,8 +140,10 @@ func restart(ctx context.Context, e *env) error {
 		return err
 	}
 	began := time.Now()
-	object := &corev1.LimitRange{ObjectMeta: metav1.ObjectMeta{Namespace: Hundred,
-		Name: fmt.Sprintf("restart-%s-%s", e.name, strconv.FormatInt(began.UnixMilli(), 10))}}
+	object := &corev1.LimitRange{ObjectMeta: metav1.ObjectMeta{
+		Namespace: Hundred,
+		Name:      fmt.Sprintf("restart-%s-%s", e.name, strconv.FormatInt(began.UnixMilli(), 10)),
+	}}
 	if err := e.admin.Create(ctx, object); err != nil {
 		return errors.WithStack(err)
 	}

@@ -42,8 +42,11 @@ var kinds = []kind{
 // namespace.
 func RulesOfKinds() (rules []rbacv1.PolicyRule) {
 	for _, k := range kinds {
-		rules = append(rules, rbacv1.PolicyRule{APIGroups: []string{k.group}, Resources: []string{k.resource},
-			Verbs: []string{"list", "watch"}})
+		rules = append(rules, rbacv1.PolicyRule{
+			APIGroups: []string{k.group},
+			Resources: []string{k.resource},
+			Verbs:     []string{"list", "watch"},
+		})
 	}
 	return rules
 }

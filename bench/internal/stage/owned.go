@@ -43,8 +43,10 @@ func (e *env) watchOwned(ctx context.Context, p *peer.LatchkeyPeer, each int) (*
 		for k, kind := range kinds[:each] {
 			n := tenant*each + k
 			if err := p.ClusterCache().Watch(ctx, p.Key(tenant), clustercache.NewWatcher(clustercache.WatcherOptions{
-				Name: kind.resource, Watcher: controller, Kind: kind.object(metav1.ObjectMeta{}),
-				Scope: clustercache.Scope{Namespace: peer.Name(tenant)},
+				Name:    kind.resource,
+				Watcher: controller,
+				Kind:    kind.object(metav1.ObjectMeta{}),
+				Scope:   clustercache.Scope{Namespace: peer.Name(tenant)},
 				EventHandler: handler.Funcs{
 					CreateFunc: func(context.Context, event.CreateEvent, workqueue.TypedRateLimitingInterface[ctrl.Request]) {
 						counts.created[n].Add(1)
@@ -219,8 +221,11 @@ func rbacEdit(ctx context.Context, e *env) error {
 				if err := e.admin.Get(ctx, client.ObjectKey{Name: peer.Name(tenant)}, role); err != nil {
 					return err
 				}
-				role.Rules = append(role.Rules, rbacv1.PolicyRule{APIGroups: []string{""}, Resources: []string{"pods"},
-					Verbs: []string{fmt.Sprintf("verb%d", time.Now().UnixNano())}})
+				role.Rules = append(role.Rules, rbacv1.PolicyRule{
+					APIGroups: []string{""},
+					Resources: []string{"pods"},
+					Verbs:     []string{fmt.Sprintf("verb%d", time.Now().UnixNano())},
+				})
 				return e.admin.Update(ctx, role)
 			}); err != nil {
 				return errors.WithStack(err)

@@ -232,8 +232,10 @@ func eventLatency(ctx context.Context, e *env) error {
 	}
 	var took []float64
 	for n := range 200 {
-		object := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: Hundred,
-			GenerateName: fmt.Sprintf("event-%s-%d-", e.name, n)}}
+		object := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{
+			Namespace:    Hundred,
+			GenerateName: fmt.Sprintf("event-%s-%d-", e.name, n),
+		}}
 		began := time.Now()
 		if err := admin.Create(ctx, object); err != nil {
 			return errors.WithStack(err)

@@ -107,8 +107,18 @@ func Run(ctx context.Context, o Options) (Values, error) {
 	if err != nil {
 		return nil, errors.WithStack(err)
 	}
-	e := &env{peer: p, name: o.Peer, config: o.Config, admin: admin, n: o.N, values: Values{}, patient: o.Patient,
-		idle: o.Idle, profiles: o.Profiles, outage: o.Outage}
+	e := &env{
+		peer:     p,
+		name:     o.Peer,
+		config:   o.Config,
+		admin:    admin,
+		n:        o.N,
+		values:   Values{},
+		patient:  o.Patient,
+		idle:     o.Idle,
+		profiles: o.Profiles,
+		outage:   o.Outage,
+	}
 	return e.values, s.run(ctx, e)
 }
 

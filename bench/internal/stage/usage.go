@@ -25,8 +25,11 @@ func measure() usage {
 	}
 	var stats runtime.MemStats
 	runtime.ReadMemStats(&stats)
-	return usage{heap: float64(stats.HeapAlloc), stacks: float64(stats.StackInuse),
-		goroutines: float64(runtime.NumGoroutine())}
+	return usage{
+		heap:       float64(stats.HeapAlloc),
+		stacks:     float64(stats.StackInuse),
+		goroutines: float64(runtime.NumGoroutine()),
+	}
 }
 
 // per returns what was added since before, for each of n.

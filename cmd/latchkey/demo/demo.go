@@ -155,8 +155,12 @@ func startOperator(ctx context.Context, cp *controlplane.ControlPlane, listener,
 	connections, err := clustercache.SetupWithManager(ctx, mgr, clustercache.Options{
 		Client:        clustercache.ClientOptions{UserAgent: operatorUser},
 		AllowIdentity: clustercache.GuardedByAdmission,
-		HealthProbe: healthprobe.Options{Interval: time.Second, IdentityInterval: 10 * time.Second,
-			Timeout: time.Second, FailureThreshold: 3},
+		HealthProbe: healthprobe.Options{
+			Interval:         time.Second,
+			IdentityInterval: 10 * time.Second,
+			Timeout:          time.Second,
+			FailureThreshold: 3,
+		},
 		ConnectBackoff: wait.Backoff{Duration: 2 * time.Second, Factor: 1.5, Jitter: 0.2, Steps: 10, Cap: 10 * time.Second},
 	}, controller.Options{})
 	if err != nil {

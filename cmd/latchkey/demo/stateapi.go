@@ -23,9 +23,11 @@ const (
 
 // addStateAPI makes the manager serve its connections, on a port of this machine.
 func addStateAPI(mgr manager.Manager, connections clustercache.ClusterCache, listener net.Listener) error {
-	api, err := stateapi.New(connections, stateapi.Options{Config: mgr.GetConfig(),
+	api, err := stateapi.New(connections, stateapi.Options{
+		Config:  mgr.GetConfig(),
 		Service: stateapi.ServiceOptions{Namespace: stateNamespace, Name: stateService},
-		Server:  apiserver.ExtensionAPIServerOptions{Listener: listener}})
+		Server:  apiserver.ExtensionAPIServerOptions{Listener: listener},
+	})
 	if err != nil {
 		return err
 	}

@@ -19,6 +19,10 @@ func addStatusPage(mgr manager.Manager, connections clustercache.ClusterCache, l
 	}
 	mux := http.NewServeMux()
 	mux.Handle("/status/", statuspage.Local(page))
-	return mgr.Add(&manager.Server{Name: "status page", Listener: listener, ShutdownTimeout: new(time.Second),
-		Server: &http.Server{Handler: mux, ReadHeaderTimeout: 10 * time.Second}})
+	return mgr.Add(&manager.Server{
+		Name:            "status page",
+		Listener:        listener,
+		ShutdownTimeout: new(time.Second),
+		Server:          &http.Server{Handler: mux, ReadHeaderTimeout: 10 * time.Second},
+	})
 }

@@ -81,8 +81,11 @@ func (t tenant) role() *rbacv1.Role {
 	}
 	if !t.readOnly {
 		rules = append(rules,
-			rbacv1.PolicyRule{APIGroups: []string{""}, Resources: t.resources,
-				Verbs: []string{"get", "list", "watch", "create", "patch", "delete"}})
+			rbacv1.PolicyRule{
+				APIGroups: []string{""},
+				Resources: t.resources,
+				Verbs:     []string{"get", "list", "watch", "create", "patch", "delete"},
+			})
 	}
 	return &rbacv1.Role{ObjectMeta: metav1.ObjectMeta{Namespace: t.namespace(), Name: "content"}, Rules: rules}
 }

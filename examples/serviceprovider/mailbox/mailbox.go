@@ -32,8 +32,11 @@ const (
 var access = serviceprovider.Access{
 	Permissions: []clustersv1alpha1.PermissionsRequest{{
 		Namespace: Namespace, // the platform creates it
-		Rules: []rbacv1.PolicyRule{{APIGroups: []string{""}, Resources: []string{"configmaps"},
-			Verbs: []string{"get", "list", "watch", "create", "patch", "delete"}}},
+		Rules: []rbacv1.PolicyRule{{
+			APIGroups: []string{""},
+			Resources: []string{"configmaps"},
+			Verbs:     []string{"get", "list", "watch", "create", "patch", "delete"},
+		}},
 	}},
 }
 

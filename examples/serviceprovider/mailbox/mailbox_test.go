@@ -20,11 +20,15 @@ func TestCreateOrUpdate(t *testing.T) {
 	tenant := clientfake.NewClientBuilder().Build()
 	access := &clustersv1alpha1.AccessRequest{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "access", UID: "1"}}
 	connections := fake.NewFakeCache(tenant, client.ObjectKeyFromObject(access))
-	mailbox := &v1alpha1.Mailbox{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "hello"},
-		Spec: v1alpha1.MailboxSpec{Address: "hello"}}
+	mailbox := &v1alpha1.Mailbox{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "hello"},
+		Spec:       v1alpha1.MailboxSpec{Address: "hello"},
+	}
 	mcp, err := serviceprovider.NewCluster(t.Context(), connections, serviceprovider.ClusterOptions{
-		ID: "mcp", Extension: access, Controller: fake.NewController(t),
-		Request: ctrl.Request{NamespacedName: client.ObjectKeyFromObject(mailbox)},
+		ID:         "mcp",
+		Extension:  access,
+		Controller: fake.NewController(t),
+		Request:    ctrl.Request{NamespacedName: client.ObjectKeyFromObject(mailbox)},
 	})
 	if err != nil {
 		t.Fatal(err)

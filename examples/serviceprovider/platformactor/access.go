@@ -112,14 +112,21 @@ func (a *Actor) Rotate(ctx context.Context, request *clustersv1alpha1.AccessRequ
 	r := a.remotes[request.Spec.ClusterRef.Name]
 	account := ServiceAccountOf(request)
 	// A token is valid as long as the Secret to which it is bound.
-	bound := &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: account.Namespace,
-		Name: account.Name + "-" + string(uuid.NewUUID()), Labels: map[string]string{"account": account.Name}}}
+	bound := &corev1.Secret{ObjectMeta: metav1.ObjectMeta{
+		Namespace: account.Namespace,
+		Name:      account.Name + "-" + string(uuid.NewUUID()),
+		Labels:    map[string]string{"account": account.Name},
+	}}
 	if err := r.Create(ctx, bound); err != nil {
 		return err
 	}
 	review := &authenticationv1.TokenRequest{Spec: authenticationv1.TokenRequestSpec{
-		BoundObjectRef: &authenticationv1.BoundObjectReference{APIVersion: "v1", Kind: "Secret", Name: bound.Name,
-			UID: bound.UID}}}
+		BoundObjectRef: &authenticationv1.BoundObjectReference{
+			APIVersion: "v1",
+			Kind:       "Secret",
+			Name:       bound.Name,
+			UID:        bound.UID,
+		}}}
 	err := r.SubResource("token").Create(ctx,
 		&corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Namespace: account.Namespace, Name: account.Name}}, review)
 	if err != nil {
@@ -128,8 +135,10 @@ func (a *Actor) Rotate(ctx context.Context, request *clustersv1alpha1.AccessRequ
 	kubeconfig, err := clientcmd.Write(clientcmdapi.Config{
 		CurrentContext: "access",
 		Contexts:       map[string]*clientcmdapi.Context{"access": {Cluster: "access", AuthInfo: "access"}},
-		Clusters: map[string]*clientcmdapi.Cluster{"access": {Server: r.config.Host,
-			CertificateAuthorityData: r.config.CAData}},
+		Clusters: map[string]*clientcmdapi.Cluster{"access": {
+			Server:                   r.config.Host,
+			CertificateAuthorityData: r.config.CAData,
+		}},
 		AuthInfos: map[string]*clientcmdapi.AuthInfo{"access": {Token: review.Status.Token}},
 	})
 	if err != nil {

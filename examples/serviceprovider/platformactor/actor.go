@@ -176,8 +176,10 @@ func (a *Actor) answerClusterRequest(ctx context.Context, request *clustersv1alp
 	if err := a.hold(ctx, request); err != nil {
 		return err
 	}
-	request.Status = clustersv1alpha1.ClusterRequestStatus{RequestStatus: granted(request),
-		Cluster: &clustersv1alpha1.ObjectReference{Namespace: "clusters", Name: request.Spec.Purpose}}
+	request.Status = clustersv1alpha1.ClusterRequestStatus{
+		RequestStatus: granted(request),
+		Cluster:       &clustersv1alpha1.ObjectReference{Namespace: "clusters", Name: request.Spec.Purpose},
+	}
 	return a.platform.Status().Update(ctx, request)
 }
 
@@ -222,8 +224,10 @@ func (a *Actor) answerAccessRequest(ctx context.Context, request *clustersv1alph
 	if err := a.give(ctx, request); err != nil {
 		return err
 	}
-	request.Status = clustersv1alpha1.AccessRequestStatus{RequestStatus: granted(request),
-		SecretRef: &clustersv1alpha1.LocalObjectReference{Name: SecretName(request)}}
+	request.Status = clustersv1alpha1.AccessRequestStatus{
+		RequestStatus: granted(request),
+		SecretRef:     &clustersv1alpha1.LocalObjectReference{Name: SecretName(request)},
+	}
 	return a.platform.Status().Update(ctx, request)
 }
 
@@ -231,15 +235,24 @@ func (a *Actor) answerAccessRequest(ctx context.Context, request *clustersv1alph
 func SecretName(request client.Object) string { return "access-" + request.GetName() }
 
 func granted(request client.Object) clustersv1alpha1.RequestStatus {
-	return clustersv1alpha1.RequestStatus{Phase: clustersv1alpha1.PhaseGranted,
-		ObservedGeneration: request.GetGeneration()}
+	return clustersv1alpha1.RequestStatus{
+		Phase:              clustersv1alpha1.PhaseGranted,
+		ObservedGeneration: request.GetGeneration(),
+	}
 }
 
 func denied(request client.Object) clustersv1alpha1.RequestStatus {
-	return clustersv1alpha1.RequestStatus{Phase: clustersv1alpha1.PhaseDenied,
-		ObservedGeneration: request.GetGeneration(), Conditions: []metav1.Condition{{Type: "Ready",
-			Status: metav1.ConditionFalse, Reason: "Quota", Message: "the quota is used up",
-			LastTransitionTime: metav1.Now()}}}
+	return clustersv1alpha1.RequestStatus{
+		Phase:              clustersv1alpha1.PhaseDenied,
+		ObservedGeneration: request.GetGeneration(),
+		Conditions: []metav1.Condition{{
+			Type:               "Ready",
+			Status:             metav1.ConditionFalse,
+			Reason:             "Quota",
+			Message:            "the quota is used up",
+			LastTransitionTime: metav1.Now(),
+		}},
+	}
 }
 
 // hold adds the actor's finalizer.

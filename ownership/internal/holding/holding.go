@@ -84,10 +84,14 @@ func Hold(ctx context.Context, options Options, lock resourcelock.Interface,
 	deferred := &deferredRelease{Interface: fenced}
 	begun, ended := make(chan struct{}), make(chan struct{})
 	elector, err := leaderelection.NewLeaderElector(leaderelection.LeaderElectionConfig{
-		Lock: deferred, LeaseDuration: times.LeaseDuration + options.Margin, RenewDeadline: times.RenewDeadline,
-		RetryPeriod: times.RetryPeriod, ReleaseOnCancel: options.Keep != KeepAlways,
+		Lock:            deferred,
+		LeaseDuration:   times.LeaseDuration + options.Margin,
+		RenewDeadline:   times.RenewDeadline,
+		RetryPeriod:     times.RetryPeriod,
+		ReleaseOnCancel: options.Keep != KeepAlways,
 		Callbacks: leaderelection.LeaderCallbacks{
-			OnStartedLeading: func(context.Context) { close(begun) }, OnStoppedLeading: func() {},
+			OnStartedLeading: func(context.Context) { close(begun) },
+			OnStoppedLeading: func() {},
 			OnNewLeader: func(holder string) {
 				if options.Waits != nil && holder != "" && holder != lock.Identity() {
 					options.Waits(holder)
@@ -203,8 +207,12 @@ func releaseUnseen(ctx context.Context, lock resourcelock.Interface, times Times
 		return
 	}
 	now := metav1.Now()
-	err = lock.Update(timeout, resourcelock.LeaderElectionRecord{LeaseDurationSeconds: 1, RenewTime: now,
-		AcquireTime: now, LeaderTransitions: record.LeaderTransitions})
+	err = lock.Update(timeout, resourcelock.LeaderElectionRecord{
+		LeaseDurationSeconds: 1,
+		RenewTime:            now,
+		AcquireTime:          now,
+		LeaderTransitions:    record.LeaderTransitions,
+	})
 	if err != nil {
 		ctrl.LoggerFrom(ctx).V(1).Info("A lease was not released, and will expire", "lock", lock.Describe(),
 			"error", err.Error())

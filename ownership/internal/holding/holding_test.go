@@ -41,8 +41,11 @@ func newServer() *server {
 }
 
 func (s *server) lock(identity string) resourcelock.Interface {
-	return &resourcelock.LeaseLock{LeaseMeta: metav1.ObjectMeta{Namespace: "n", Name: "l"}, Client: s.CoordinationV1(),
-		LockConfig: resourcelock.ResourceLockConfig{Identity: identity}}
+	return &resourcelock.LeaseLock{
+		LeaseMeta:  metav1.ObjectMeta{Namespace: "n", Name: "l"},
+		Client:     s.CoordinationV1(),
+		LockConfig: resourcelock.ResourceLockConfig{Identity: identity},
+	}
 }
 
 func (s *server) holder(g Gomega) string {

@@ -62,8 +62,13 @@ func NewReviewer(config *rest.Config, httpClient *http.Client, username string, 
 	if err != nil {
 		return nil, errors.Wrap(err, "creating a client for self reviews")
 	}
-	return &Reviewer{authorization: authorization.RESTClient(), authentication: authentication.RESTClient(),
-		slots: semaphore.NewWeighted(reviewsAtOnce), username: username, hideText: hideText}, nil
+	return &Reviewer{
+		authorization:  authorization.RESTClient(),
+		authentication: authentication.RESTClient(),
+		slots:          semaphore.NewWeighted(reviewsAtOnce),
+		username:       username,
+		hideText:       hideText,
+	}, nil
 }
 
 // Question identifies the objects that an informer needs access to: a resource, restricted by
@@ -231,8 +236,13 @@ func (r *Reviewer) Identity(ctx context.Context) (username string, groups []stri
 
 // Attributes returns what the API server would ask its authorizer about a request of the informer.
 func (q Question) Attributes(verb string) *authorizationv1.ResourceAttributes {
-	attributes := &authorizationv1.ResourceAttributes{Namespace: q.Namespace, Verb: verb,
-		Group: q.Mapping.Resource.Group, Version: q.Mapping.Resource.Version, Resource: q.Mapping.Resource.Resource}
+	attributes := &authorizationv1.ResourceAttributes{
+		Namespace: q.Namespace,
+		Verb:      verb,
+		Group:     q.Mapping.Resource.Group,
+		Version:   q.Mapping.Resource.Version,
+		Resource:  q.Mapping.Resource.Resource,
+	}
 	if selector := q.Fields; selector != nil && !selector.Empty() {
 		if name, exact := selector.RequiresExactMatch("metadata.name"); exact {
 			attributes.Name = name // as the API server does, for resourceNames

@@ -64,8 +64,11 @@ func New(lw toolscache.ListerWatcher, example runtime.Object, resync time.Durati
 	indexers toolscache.Indexers) *Informer {
 	return &Informer{
 		indexer:       toolscache.NewIndexer(toolscache.DeletionHandlingMetaNamespaceKeyFunc, indexers),
-		listerWatcher: lw, example: example, resync: resync, resyncCheck: resync,
-		mutations: toolscache.NewCacheMutationDetector(fmt.Sprintf("%T", example)),
+		listerWatcher: lw,
+		example:       example,
+		resync:        resync,
+		resyncCheck:   resync,
+		mutations:     toolscache.NewCacheMutationDetector(fmt.Sprintf("%T", example)),
 	}
 }
 
@@ -107,7 +110,8 @@ func (i *Informer) newReflector(ctx context.Context) *reflector {
 	}
 	r := &reflector{informer: i, store: &store{Informer: i}, onError: i.watchErrorHandler}
 	r.Reflector = toolscache.NewReflectorWithOptions(i.listerWatcher, i.example, r.store, toolscache.ReflectorOptions{
-		Name: "scopedcache", ResyncPeriod: i.resyncCheck,
+		Name:         "scopedcache",
+		ResyncPeriod: i.resyncCheck,
 	})
 	r.ShouldResync = i.shouldResync
 	if r.onError == nil {

@@ -67,8 +67,11 @@ func (s *source) put(name string) {
 	if exists {
 		object = object.DeepCopy()
 	} else {
-		object = &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: "n", Name: name,
-			UID: types.UID(fmt.Sprint("uid-", s.version))}}
+		object = &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{
+			Namespace: "n",
+			Name:      name,
+			UID:       types.UID(fmt.Sprint("uid-", s.version)),
+		}}
 	}
 	object.ResourceVersion = strconv.Itoa(s.version)
 	s.objects[name] = object

@@ -54,8 +54,12 @@ func codecsOf(scheme *runtime.Scheme) *codecs {
 
 // NewClients returns clients that send requests through httpClient.
 func NewClients(config *rest.Config, httpClient *http.Client, scheme *runtime.Scheme) *Clients {
-	return &Clients{config: config, httpClient: httpClient, scheme: scheme,
-		codecs: sync.OnceValue(func() *codecs { return codecsOf(scheme) })}
+	return &Clients{
+		config:     config,
+		httpClient: httpClient,
+		scheme:     scheme,
+		codecs:     sync.OnceValue(func() *codecs { return codecsOf(scheme) }),
+	}
 }
 
 // Resource is what an informer lists and watches.
@@ -73,8 +77,13 @@ type Resource struct {
 // For returns the lists and watches of a resource. For sends no request.
 func (c *Clients) For(r Resource) (toolscache.ListerWatcherWithContext, error) {
 	objects, err := c.collectionOf(r)
-	return requests{collection: objects, labels: r.Labels, fields: r.Fields, bookmarks: r.Bookmarks,
-		observer: r.Observer}, err
+	return requests{
+		collection: objects,
+		labels:     r.Labels,
+		fields:     r.Fields,
+		bookmarks:  r.Bookmarks,
+		observer:   r.Observer,
+	}, err
 }
 
 // collectionOf returns the objects of a resource in its namespace.

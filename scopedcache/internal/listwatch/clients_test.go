@@ -36,8 +36,11 @@ func TestLimiterIsShared(t *testing.T) {
 		g.Expect(own.configOf(configMap).RateLimiter).To(BeIdenticalTo(limiter))
 		g.Expect(own.configOf(secret).RateLimiter).NotTo(BeIdenticalTo(limiter))
 		g.Expect(burstOf(limiter)).To(Equal(9))
-		objects := typedCollection{kind{clients: own, config: own.configOf(configMap),
-			mapping: &meta.RESTMapping{GroupVersionKind: configMap}}}
+		objects := typedCollection{kind{
+			clients: own,
+			config:  own.configOf(configMap),
+			mapping: &meta.RESTMapping{GroupVersionKind: configMap},
+		}}
 		client, err := objects.client(nil)
 		g.Expect(err).To(MatchError(ContainSubstring("httpClient must not be nil")))
 		g.Expect(client).To(BeNil())

@@ -90,8 +90,12 @@ func (l *ListerWatcher) watch(ctx context.Context, options metav1.ListOptions) (
 
 // newRequest describes a request.
 func newRequest(verb string, options metav1.ListOptions) monitor.Request {
-	return monitor.Request{Verb: verb, Fresh: options.ResourceVersion == "" &&
-		options.Continue == "", Lists: options.SendInitialEvents != nil && *options.SendInitialEvents}
+	return monitor.Request{
+		Verb: verb,
+		Fresh: options.ResourceVersion == "" &&
+			options.Continue == "",
+		Lists: options.SendInitialEvents != nil && *options.SendInitialEvents,
+	}
 }
 
 // sendUntilServed sends a request until the API server serves it, or answers with an error that is

@@ -46,8 +46,13 @@ func observe(ctx context.Context, decoder watch.Decoder, observer Observer, opti
 		return decoder
 	}
 	observer.WatchBegan(ptr.Deref(options.SendInitialEvents, false))
-	return &observedDecoder{Decoder: decoder, observer: observer, ctx: ctx, began: time.Now(),
-		asked: time.Duration(ptr.Deref(options.TimeoutSeconds, 0)) * time.Second}
+	return &observedDecoder{
+		Decoder:  decoder,
+		observer: observer,
+		ctx:      ctx,
+		began:    time.Now(),
+		asked:    time.Duration(ptr.Deref(options.TimeoutSeconds, 0)) * time.Second,
+	}
 }
 
 // Decode implements watch.Decoder.

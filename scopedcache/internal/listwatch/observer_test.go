@@ -53,22 +53,40 @@ func TestObserver(t *testing.T) {
 			want []string
 		}{
 			"ends at once": {end: io.EOF, want: []string{"ended after 1s, early true, stopped false, <nil>"}},
-			"ends after an event": {sent: [][]byte{added, bookmark}, end: io.EOF,
-				want: []string{"ended after 3s, early false, stopped false, <nil>"}},
-			"ends within an event": {sent: [][]byte{added[:len(added)-2]}, end: io.ErrUnexpectedEOF,
-				want: []string{"ended after 2s, early true, stopped false, <nil>"}},
-			"fails": {end: io.ErrNoProgress,
+			"ends after an event": {
+				sent: [][]byte{added, bookmark},
+				end:  io.EOF,
+				want: []string{"ended after 3s, early false, stopped false, <nil>"},
+			},
+			"ends within an event": {
+				sent: [][]byte{added[:len(added)-2]},
+				end:  io.ErrUnexpectedEOF,
+				want: []string{"ended after 2s, early true, stopped false, <nil>"},
+			},
+			"fails": {
+				end: io.ErrNoProgress,
 				want: []string{"ended after 1s, early true, stopped false, reading a watch: multiple Read calls return no data " +
-					"or error"}},
-			"list ends": {sent: [][]byte{added, bookmark, encode(t, mediaType, watch.Bookmark, listEnd)}, end: io.EOF,
-				want: []string{"listed", "ended after 4s, early false, stopped false, <nil>"}},
-			"an error of the API server": {sent: [][]byte{encode(t, mediaType, watch.Error, &expired)}, end: io.EOF,
-				want: []string{"ended after 1s, early true, stopped false, too old"}},
-			"stops": {do: func(stream watch.Interface, _ context.CancelFunc) { stream.Stop() },
-				want: []string{"ended after 10s, early false, stopped true, <nil>"}},
-			"is cancelled": {end: context.Canceled,
+					"or error"},
+			},
+			"list ends": {
+				sent: [][]byte{added, bookmark, encode(t, mediaType, watch.Bookmark, listEnd)},
+				end:  io.EOF,
+				want: []string{"listed", "ended after 4s, early false, stopped false, <nil>"},
+			},
+			"an error of the API server": {
+				sent: [][]byte{encode(t, mediaType, watch.Error, &expired)},
+				end:  io.EOF,
+				want: []string{"ended after 1s, early true, stopped false, too old"},
+			},
+			"stops": {
+				do:   func(stream watch.Interface, _ context.CancelFunc) { stream.Stop() },
+				want: []string{"ended after 10s, early false, stopped true, <nil>"},
+			},
+			"is cancelled": {
+				end:  context.Canceled,
 				do:   func(_ watch.Interface, cancel context.CancelFunc) { cancel() },
-				want: []string{"ended after 1s, early false, stopped true, <nil>"}},
+				want: []string{"ended after 1s, early false, stopped true, <nil>"},
+			},
 		} {
 			t.Run(mediaType+" "+name, func(t *testing.T) {
 				synctest.Test(t, func(t *testing.T) {

@@ -133,13 +133,17 @@ func newDecoder(stream io.ReadCloser, contentType string,
 	}
 	switch mediaType {
 	case runtime.ContentTypeJSON:
-		return &closableDecoder{body: body,
-			Decoder: &eventDecoder{body: body, objects: objects, events: events, isJSON: true}}, nil
+		return &closableDecoder{
+			body:    body,
+			Decoder: &eventDecoder{body: body, objects: objects, events: events, isJSON: true},
+		}, nil
 	case runtime.ContentTypeProtobuf:
 		return &closableDecoder{body: body, Decoder: &eventDecoder{body: body, objects: objects, events: events}}, nil
 	}
-	return &closableDecoder{body: body,
-		Decoder: restwatch.NewDecoder(streaming.NewDecoder(frames.NewFrameReader(body), events), objects)}, nil
+	return &closableDecoder{
+		body:    body,
+		Decoder: restwatch.NewDecoder(streaming.NewDecoder(frames.NewFrameReader(body), events), objects),
+	}, nil
 }
 
 // boundedBody is the body of a watch. The decoders of JSON and CBOR read an event to its end before

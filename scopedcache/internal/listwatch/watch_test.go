@@ -82,8 +82,10 @@ func encode(t testing.TB, mediaType string, event watch.EventType, object runtim
 	g.Expect(found).To(BeTrue())
 	var raw, encoded bytes.Buffer
 	g.Expect(typed.EncoderForVersion(info.Serializer, corev1.SchemeGroupVersion).Encode(object, &raw)).To(Succeed())
-	g.Expect(info.StreamSerializer.Serializer.Encode(&metav1.WatchEvent{Type: string(event),
-		Object: runtime.RawExtension{Raw: raw.Bytes()}}, &encoded)).To(Succeed())
+	g.Expect(info.StreamSerializer.Serializer.Encode(&metav1.WatchEvent{
+		Type:   string(event),
+		Object: runtime.RawExtension{Raw: raw.Bytes()},
+	}, &encoded)).To(Succeed())
 	if mediaType == runtime.ContentTypeProtobuf {
 		return append(binary.BigEndian.AppendUint32(nil, uint32(encoded.Len())), encoded.Bytes()...) //nolint:gosec // short
 	}
@@ -130,8 +132,10 @@ func inParts(t *testing.T, mediaType string, answer []byte, size int) []decoded 
 }
 
 func configMap(name string, size int) *corev1.ConfigMap {
-	return &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: "n", Name: name, ResourceVersion: "7"},
-		Data: map[string]string{"key": strings.Repeat(name[:1], size)}}
+	return &corev1.ConfigMap{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "n", Name: name, ResourceVersion: "7"},
+		Data:       map[string]string{"key": strings.Repeat(name[:1], size)},
+	}
 }
 
 // Events of any sizes, however they are split, are decoded as by client-go.
@@ -320,9 +324,18 @@ func TestWatchOf(t *testing.T) {
 	defer server.Close()
 	clients := NewClients(&rest.Config{Host: server.URL, QPS: 1e-9, Burst: 1}, server.Client(), scheme)
 	watches := func(example client.Object) (watch.Interface, error) {
-		objects, err := clients.For(Resource{Example: example, Namespace: "n", Labels: "a=b", Fields: "metadata.name=a",
-			Bookmarks: true, Mapping: &meta.RESTMapping{Resource: corev1.SchemeGroupVersion.WithResource("configmaps"),
-				GroupVersionKind: corev1.SchemeGroupVersion.WithKind("ConfigMap"), Scope: meta.RESTScopeNamespace}})
+		objects, err := clients.For(Resource{
+			Example:   example,
+			Namespace: "n",
+			Labels:    "a=b",
+			Fields:    "metadata.name=a",
+			Bookmarks: true,
+			Mapping: &meta.RESTMapping{
+				Resource:         corev1.SchemeGroupVersion.WithResource("configmaps"),
+				GroupVersionKind: corev1.SchemeGroupVersion.WithKind("ConfigMap"),
+				Scope:            meta.RESTScopeNamespace,
+			},
+		})
 		g.Expect(err).NotTo(HaveOccurred())
 		return objects.WatchWithContext(ctx, metav1.ListOptions{ResourceVersion: "5"})
 	}
@@ -385,12 +398,21 @@ func TestWatchThatFails(t *testing.T) {
 		if broken != nil {
 			return nil, broken
 		}
-		return &http.Response{StatusCode: http.StatusOK, Body: sent, Request: req,
-			Header: http.Header{"Content-Type": {"text/html"}}}, nil
+		return &http.Response{
+			StatusCode: http.StatusOK,
+			Body:       sent,
+			Request:    req,
+			Header:     http.Header{"Content-Type": {"text/html"}},
+		}, nil
 	})}
-	objects := typedCollection{kind{clients: NewClients(&rest.Config{}, httpClient, scheme), config: &rest.Config{},
-		mapping: &meta.RESTMapping{Resource: corev1.SchemeGroupVersion.WithResource("configmaps"),
-			GroupVersionKind: corev1.SchemeGroupVersion.WithKind("ConfigMap")}}}
+	objects := typedCollection{kind{
+		clients: NewClients(&rest.Config{}, httpClient, scheme),
+		config:  &rest.Config{},
+		mapping: &meta.RESTMapping{
+			Resource:         corev1.SchemeGroupVersion.WithResource("configmaps"),
+			GroupVersionKind: corev1.SchemeGroupVersion.WithKind("ConfigMap"),
+		},
+	}}
 	_, err := watchOf(context.Background(), objects, metav1.ListOptions{}, nil)
 	g.Expect(err).To(MatchError(ContainSubstring("text/html")))
 	g.Expect(sent.closed).To(BeTrue())
@@ -507,9 +529,14 @@ func TestRetriesAreLimited(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	clients := NewClients(&rest.Config{Host: server.URL, QPS: 1e-9, Burst: 1}, server.Client(), scheme)
-	objects, err := clients.For(Resource{Example: &corev1.ConfigMap{}, Mapping: &meta.RESTMapping{
-		Resource:         corev1.SchemeGroupVersion.WithResource("configmaps"),
-		GroupVersionKind: corev1.SchemeGroupVersion.WithKind("ConfigMap"), Scope: meta.RESTScopeNamespace}})
+	objects, err := clients.For(Resource{
+		Example: &corev1.ConfigMap{},
+		Mapping: &meta.RESTMapping{
+			Resource:         corev1.SchemeGroupVersion.WithResource("configmaps"),
+			GroupVersionKind: corev1.SchemeGroupVersion.WithKind("ConfigMap"),
+			Scope:            meta.RESTScopeNamespace,
+		},
+	})
 	g.Expect(err).NotTo(HaveOccurred())
 	_, err = objects.WatchWithContext(ctx, metav1.ListOptions{})
 	g.Expect(err).To(HaveOccurred())
@@ -526,8 +553,11 @@ func TestPaths(t *testing.T) {
 	}))
 	defer server.Close()
 	gvk := schema.GroupVersionKind{Group: "example.com", Version: "v1", Kind: "Widget"}
-	mapping := &meta.RESTMapping{Resource: gvk.GroupVersion().WithResource("widgets"), GroupVersionKind: gvk,
-		Scope: meta.RESTScopeRoot}
+	mapping := &meta.RESTMapping{
+		Resource:         gvk.GroupVersion().WithResource("widgets"),
+		GroupVersionKind: gvk,
+		Scope:            meta.RESTScopeRoot,
+	}
 	for _, example := range []client.Object{&unstructured.Unstructured{}, &metav1.PartialObjectMetadata{}} {
 		objects, err := NewClients(&rest.Config{Host: server.URL + "/prefix"}, server.Client(), scheme).
 			For(Resource{Example: example, Mapping: mapping})

@@ -15,8 +15,13 @@ const diagramDepth = 9
 
 // TestDiagram fails if the state diagram in docs/architecture.md is not what the machine does.
 func TestDiagram(t *testing.T) {
-	names := map[phase]string{discovering: "Discovering", reviewing: "Reviewing", waiting: "Waiting",
-		running: "Running", stopped: "[*]"}
+	names := map[phase]string{
+		discovering: "Discovering",
+		reviewing:   "Reviewing",
+		waiting:     "Waiting",
+		running:     "Running",
+		stopped:     "[*]",
+	}
 	diagram := statediagram.Diagram{}
 	m := New(exploreConfig, epoch0)
 	m.Start(epoch0, 0)

@@ -48,28 +48,49 @@ var inputs = func() (list []input) {
 		input{name: "not ready", possible: asks(asksReadiness), event: Readied{Question: questionID}},
 		input{name: "late answer", event: Reviewed{Question: staleQ, Verdict: Denied, Err: errForbidden}},
 		input{name: "late discovery", event: Mapped{Question: staleQ, Err: errNoMatch}},
-		input{name: "start fails", possible: func(w *world) bool {
-			return w.life.alive && !w.life.synced
-		}, event: InformerStartFailed{Life: lifeID, Err: errServer}},
-		input{name: "synced", possible: func(w *world) bool {
-			return w.life.alive && !w.life.synced
-		}, event: InformerSynced{Life: lifeID}},
+		input{
+			name: "start fails",
+			possible: func(w *world) bool {
+				return w.life.alive && !w.life.synced
+			},
+			event: InformerStartFailed{Life: lifeID, Err: errServer},
+		},
+		input{
+			name: "synced",
+			possible: func(w *world) bool {
+				return w.life.alive && !w.life.synced
+			},
+			event: InformerSynced{Life: lifeID},
+		},
 		input{name: "served", possible: alive, event: Served{Life: lifeID}},
 		input{name: "failed", possible: alive, event: Failed{Life: lifeID, Err: errServer}},
-		input{name: "refused with 403", possible: alive,
-			event: Refused{Life: lifeID, Err: errForbidden, Sent: epoch0, At: epoch0}},
-		input{name: "refused with 404", possible: alive,
-			event: Refused{Life: lifeID, Err: errNotFound, Sent: epoch0, At: epoch0}},
+		input{
+			name:     "refused with 403",
+			possible: alive,
+			event:    Refused{Life: lifeID, Err: errForbidden, Sent: epoch0, At: epoch0},
+		},
+		input{
+			name:     "refused with 404",
+			possible: alive,
+			event:    Refused{Life: lifeID, Err: errNotFound, Sent: epoch0, At: epoch0},
+		},
 		input{name: "stopped informer synced", event: InformerSynced{Life: staleL}},
 		input{name: "stopped informer failed", event: Failed{Life: staleL, Err: errServer}},
 		input{name: "watch begins", possible: waits, event: WatchBegan{Life: lifeID}},
 		input{name: "watch begins with a list", possible: waits, event: WatchBegan{Life: lifeID, Lists: true}},
-		input{name: "the list ends", possible: func(w *world) bool {
-			return watches(w) && w.life.watchLists
-		}, event: WatchListed{Life: lifeID}},
+		input{
+			name: "the list ends",
+			possible: func(w *world) bool {
+				return watches(w) && w.life.watchLists
+			},
+			event: WatchListed{Life: lifeID},
+		},
 		input{name: "watch ends at once", possible: watches, event: WatchEnded{Life: lifeID, Early: true}},
-		input{name: "watch ends with an error", possible: watches,
-			event: WatchEnded{Life: lifeID, Lasted: tick, Early: true, Err: errServer}},
+		input{
+			name:     "watch ends with an error",
+			possible: watches,
+			event:    WatchEnded{Life: lifeID, Lasted: tick, Early: true, Err: errServer},
+		},
 		input{name: "watch ends early", possible: watches, event: WatchEnded{Life: lifeID, Lasted: tick, Early: true}},
 		input{name: "watch ends later", possible: watches, event: WatchEnded{Life: lifeID, Lasted: tick}},
 		input{name: "watch is stopped", possible: watches, event: WatchEnded{Life: lifeID, Stopped: true}},

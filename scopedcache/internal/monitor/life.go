@@ -92,8 +92,11 @@ func (s informerStep) lookInto() {
 	refused := s.life.refusal
 	s.life.refusal = refusal{}
 	if apierrors.IsForbidden(refused.err) {
-		s.emit(AskReview{Question: s.ask(forReview, aboutRefusal, refused), Mapping: s.mapping,
-			Verbs: []string{"list", s.life.verb}})
+		s.emit(AskReview{
+			Question: s.ask(forReview, aboutRefusal, refused),
+			Mapping:  s.mapping,
+			Verbs:    []string{"list", s.life.verb},
+		})
 		return
 	}
 	s.emit(AskReadiness{Question: s.ask(forReadiness, aboutRefusal, refused)})

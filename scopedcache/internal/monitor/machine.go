@@ -122,8 +122,14 @@ type life struct {
 
 // New returns the machine of a scope about which nothing is known. Call Start next.
 func New(config *Config, now time.Time) Machine {
-	return Machine{config: config, state: Syncing, since: now, lastSettled: Syncing,
-		failing: config.Timing.Failing, pending: config.Timing.Pending}
+	return Machine{
+		config:      config,
+		state:       Syncing,
+		since:       now,
+		lastSettled: Syncing,
+		failing:     config.Timing.Failing,
+		pending:     config.Timing.Pending,
+	}
 }
 
 // Start returns the first question.

@@ -122,8 +122,12 @@ func (s *step) mapped(e Mapped) {
 			s.wait(s.untilReview(true), false)
 		default:
 			s.phase, s.mapping, s.distrust = reviewing, e.Mapping, false
-			s.emit(AskReview{Question: s.ask(forReview, startUp, refusal{}), Mapping: e.Mapping,
-				Verbs: []string{"list", "watch"}, OrListOnly: s.config.PollWithoutWatch})
+			s.emit(AskReview{
+				Question:   s.ask(forReview, startUp, refusal{}),
+				Mapping:    e.Mapping,
+				Verbs:      []string{"list", "watch"},
+				OrListOnly: s.config.PollWithoutWatch,
+			})
 		}
 	}
 }
@@ -182,8 +186,13 @@ func (s *step) startInformer(e Reviewed) {
 	}
 	s.lastID++
 	s.phase, s.again = running, time.Time{}
-	s.life = life{id: LifeID(s.lastID), verb: "watch", started: e.Verdict, quiet: s.contradicted != "",
-		check: s.now.Add(s.firstInterval(e.Verdict))}
+	s.life = life{
+		id:      LifeID(s.lastID),
+		verb:    "watch",
+		started: e.Verdict,
+		quiet:   s.contradicted != "",
+		check:   s.now.Add(s.firstInterval(e.Verdict)),
+	}
 	var poll time.Duration
 	if e.ListOnly {
 		s.life.verb, poll = "list", s.shortInterval()

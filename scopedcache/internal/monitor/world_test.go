@@ -26,8 +26,10 @@ var (
 	errNotFound  = apierrors.NewNotFound(schema.GroupResource{}, "")
 	errNoMatch   = &meta.NoKindMatchError{}
 
-	oneMapping = &meta.RESTMapping{Resource: schema.GroupVersionResource{Resource: "ones"},
-		Scope: meta.RESTScopeNamespace}
+	oneMapping = &meta.RESTMapping{
+		Resource: schema.GroupVersionResource{Resource: "ones"},
+		Scope:    meta.RESTScopeNamespace,
+	}
 	otherMapping = &meta.RESTMapping{Resource: schema.GroupVersionResource{Resource: "ones"}, Scope: meta.RESTScopeRoot}
 
 	errs     = []error{nil, errServer, errForbidden, errNotFound, errNoMatch, ErrEndsAtOnce, ErrStreams}
@@ -38,12 +40,25 @@ var (
 	exploreConfig = &Config{
 		Interval: 2500 * time.Millisecond, // 80 % of which are two ticks
 		Timing: Timing{
-			ConfirmAfter: tick, ConfirmReadinessUnknown: 2 * tick, ConfirmUnready: 3 * tick, ConfirmEvery: tick,
-			Confirmations: 2,
-			AfterEvent:    tick, FirstGap: tick, MaxGap: 2 * tick, RarerWatched: 2, ExpediteAfter: tick,
-			AtOnce: tick, Lasts: 2 * tick, StreamedList: 3 * tick, Follow: tick,
-			Failing: wait.Backoff{Duration: tick, Factor: 2, Steps: 1}, Pending: wait.Backoff{
-				Duration: tick, Factor: 2, Steps: 1,
+			ConfirmAfter:            tick,
+			ConfirmReadinessUnknown: 2 * tick,
+			ConfirmUnready:          3 * tick,
+			ConfirmEvery:            tick,
+			Confirmations:           2,
+			AfterEvent:              tick,
+			FirstGap:                tick,
+			MaxGap:                  2 * tick,
+			RarerWatched:            2,
+			ExpediteAfter:           tick,
+			AtOnce:                  tick,
+			Lasts:                   2 * tick,
+			StreamedList:            3 * tick,
+			Follow:                  tick,
+			Failing:                 wait.Backoff{Duration: tick, Factor: 2, Steps: 1},
+			Pending: wait.Backoff{
+				Duration: tick,
+				Factor:   2,
+				Steps:    1,
 			},
 		},
 	}
@@ -143,8 +158,12 @@ func (c counted) counter() denialCounter {
 
 func countedOf(d denialCounter) counted {
 	most := exploreConfig.Timing.Confirmations
-	return counted{count: int8(min(d.count, most)), first: ticksOf(d.first), ready: int8(min(d.ready, most)),
-		firstReady: ticksOf(d.firstReady)}
+	return counted{
+		count:      int8(min(d.count, most)),
+		first:      ticksOf(d.first),
+		ready:      int8(min(d.ready, most)),
+		firstReady: ticksOf(d.firstReady),
+	}
 }
 
 func backoffOf(index int8) wait.Backoff {
@@ -159,48 +178,110 @@ func indexOfBackoff(b wait.Backoff) int8 { return int8(exploreConfig.Timing.Fail
 
 // machine returns the machine that w describes.
 func (w *world) machine() *Machine {
-	m := &Machine{config: exploreConfig, state: states[w.state], stateErr: errs[w.stateErr], since: epoch0,
+	m := &Machine{
+		config:      exploreConfig,
+		state:       states[w.state],
+		stateErr:    errs[w.stateErr],
+		since:       epoch0,
 		lastSettled: states[w.lastSettled],
-		phase:       phase(w.phase), mapping: mappings[w.mapping], distrust: w.distrust, lastID: lastID, denials: int(
+		phase:       phase(w.phase),
+		mapping:     mappings[w.mapping],
+		distrust:    w.distrust,
+		lastID:      lastID,
+		denials: int(
 			w.denials),
-		startDenials: w.startDenials.counter(), failing: backoffOf(w.failing), pending: backoffOf(
-			w.pending), contradicted: states[w.contradicted],
-		pacer: reviewPacer{last: at(w.pacerLast), gap: time.Duration(w.pacerGap) * tick}, again: at(w.again),
-		accessTaken: w.accessTaken, accessPending: w.accessPending, readPending: w.readPending,
-		eventsWatched: w.eventsWatched, settling: at(w.settling),
-		waitUntil: at(w.waitUntil), waitBegan: at(w.waitBegan), waitExpeditable: w.expeditable}
+		startDenials: w.startDenials.counter(),
+		failing:      backoffOf(w.failing),
+		pending: backoffOf(
+			w.pending),
+		contradicted:    states[w.contradicted],
+		pacer:           reviewPacer{last: at(w.pacerLast), gap: time.Duration(w.pacerGap) * tick},
+		again:           at(w.again),
+		accessTaken:     w.accessTaken,
+		accessPending:   w.accessPending,
+		readPending:     w.readPending,
+		eventsWatched:   w.eventsWatched,
+		settling:        at(w.settling),
+		waitUntil:       at(w.waitUntil),
+		waitBegan:       at(w.waitBegan),
+		waitExpeditable: w.expeditable,
+	}
 	if w.purpose != 0 {
-		m.question = question{id: questionID, kind: questionKind(w.asked), purpose: purpose(w.purpose),
-			refusal: refusal{err: errs[w.refusalErr], since: at(w.refusalSince), sent: at(w.refusalSent)}}
+		m.question = question{
+			id:      questionID,
+			kind:    questionKind(w.asked),
+			purpose: purpose(w.purpose),
+			refusal: refusal{err: errs[w.refusalErr], since: at(w.refusalSince), sent: at(w.refusalSent)},
+		}
 	}
 	if l := &w.life; l.alive {
-		m.life = life{id: lifeID, verb: "watch", started: Verdict(l.started), quiet: l.quiet, synced: l.synced,
-			check: at(l.check), again: at(l.again), follow: at(l.follow), endedAgain: l.endedAgain,
-			suspected: l.suspected, unanswered: int(l.unanswered), denials: l.denials.counter(),
-			refusals: refusalCounter{since: at(l.refusals.since), firstContradicted: at(l.refusals.first),
-				count: int(l.refusals.count)},
-			refusedSince: at(l.refusedSince), refusal: refusal{
-				err: errs[l.pendingErr], since: at(l.pendingSince), sent: at(l.pendingSent),
+		m.life = life{
+			id:         lifeID,
+			verb:       "watch",
+			started:    Verdict(l.started),
+			quiet:      l.quiet,
+			synced:     l.synced,
+			check:      at(l.check),
+			again:      at(l.again),
+			follow:     at(l.follow),
+			endedAgain: l.endedAgain,
+			suspected:  l.suspected,
+			unanswered: int(l.unanswered),
+			denials:    l.denials.counter(),
+			refusals: refusalCounter{
+				since:             at(l.refusals.since),
+				firstContradicted: at(l.refusals.first),
+				count:             int(l.refusals.count),
+			},
+			refusedSince: at(l.refusedSince),
+			refusal: refusal{
+				err:   errs[l.pendingErr],
+				since: at(l.pendingSince),
+				sent:  at(l.pendingSent),
 			},
 			stream: stream{began: at(l.watching), lists: l.watchLists},
-			shortEnds: shortEnds{count: int(l.shortEnds.count), first: at(l.shortEnds.first),
-				err: errs[l.shortEnds.err], confirmed: l.shortEnds.confirmed}}
+			shortEnds: shortEnds{
+				count:     int(l.shortEnds.count),
+				first:     at(l.shortEnds.first),
+				err:       errs[l.shortEnds.err],
+				confirmed: l.shortEnds.confirmed,
+			},
+		}
 	}
 	return m
 }
 
 // take returns the world that describes the machine.
 func (w world) take(m *Machine) world {
-	n := world{state: indexOf(states, m.state), stateErr: indexOf(errs, m.stateErr),
-		lastSettled: indexOf(states, m.lastSettled), phase: int8(m.phase),
-		purpose: int8(m.question.purpose), asked: int8(m.question.kind), mapping: indexOf(mappings,
-			m.mapping), denials: int8(min(m.denials, 2)),
-		contradicted: indexOf(states, m.contradicted), distrust: m.distrust, startDenials: countedOf(m.startDenials),
-		failing: indexOfBackoff(m.failing), pending: indexOfBackoff(m.pending), pacerLast: ticksOf(
-			m.pacer.last), pacerGap: ticks(m.pacer.gap / tick),
-		again: ticksOf(m.again), accessTaken: m.accessTaken, accessPending: m.accessPending, readPending: m.readPending,
-		eventsWatched: m.eventsWatched, settling: ticksOf(m.settling),
-		waitUntil: unset, waitBegan: unset, refusalSince: unset, refusalSent: unset}
+	n := world{
+		state:       indexOf(states, m.state),
+		stateErr:    indexOf(errs, m.stateErr),
+		lastSettled: indexOf(states, m.lastSettled),
+		phase:       int8(m.phase),
+		purpose:     int8(m.question.purpose),
+		asked:       int8(m.question.kind),
+		mapping: indexOf(mappings,
+			m.mapping),
+		denials:      int8(min(m.denials, 2)),
+		contradicted: indexOf(states, m.contradicted),
+		distrust:     m.distrust,
+		startDenials: countedOf(m.startDenials),
+		failing:      indexOfBackoff(m.failing),
+		pending:      indexOfBackoff(m.pending),
+		pacerLast: ticksOf(
+			m.pacer.last),
+		pacerGap:      ticks(m.pacer.gap / tick),
+		again:         ticksOf(m.again),
+		accessTaken:   m.accessTaken,
+		accessPending: m.accessPending,
+		readPending:   m.readPending,
+		eventsWatched: m.eventsWatched,
+		settling:      ticksOf(m.settling),
+		waitUntil:     unset,
+		waitBegan:     unset,
+		refusalSince:  unset,
+		refusalSent:   unset,
+	}
 	if m.phase == waiting {
 		n.waitUntil, n.waitBegan, n.expeditable = ticksOf(m.waitUntil), max(ticksOf(m.waitBegan), -1), m.waitExpeditable
 	}
@@ -208,19 +289,39 @@ func (w world) take(m *Machine) world {
 		n.refusalErr, n.refusalSince, n.refusalSent = indexOf(errs, m.question.refusal.err),
 			ticksOf(m.question.refusal.since), ticksOf(m.question.refusal.sent)
 	}
-	none := worldLife{check: unset, again: unset, follow: unset, denials: counted{first: unset, firstReady: unset},
-		refusedSince: unset, pendingSince: unset, pendingSent: unset, watching: unset}
+	none := worldLife{
+		check:        unset,
+		again:        unset,
+		follow:       unset,
+		denials:      counted{first: unset, firstReady: unset},
+		refusedSince: unset,
+		pendingSince: unset,
+		pendingSent:  unset,
+		watching:     unset,
+	}
 	none.shortEnds.first = unset
 	none.refusals.since, none.refusals.first = unset, unset
 	n.life = none
 	if l := &m.life; l.id != 0 {
-		n.life = worldLife{alive: true, quiet: l.quiet, synced: l.synced, suspected: l.suspected,
-			started: int8(l.started), unanswered: int8(l.unanswered),
-			check: ticksOf(l.check), again: ticksOf(l.again), follow: max(ticksOf(l.follow), 0), endedAgain: l.endedAgain,
-			denials: countedOf(l.denials), refusedSince: ticksOf(
+		n.life = worldLife{
+			alive:      true,
+			quiet:      l.quiet,
+			synced:     l.synced,
+			suspected:  l.suspected,
+			started:    int8(l.started),
+			unanswered: int8(l.unanswered),
+			check:      ticksOf(l.check),
+			again:      ticksOf(l.again),
+			follow:     max(ticksOf(l.follow), 0),
+			endedAgain: l.endedAgain,
+			denials:    countedOf(l.denials),
+			refusedSince: ticksOf(
 				l.refusedSince),
 			pendingErr: indexOf(errs,
-				l.refusal.err), pendingSince: ticksOf(l.refusal.since), pendingSent: ticksOf(l.refusal.sent)}
+				l.refusal.err),
+			pendingSince: ticksOf(l.refusal.since),
+			pendingSent:  ticksOf(l.refusal.sent),
+		}
 		n.life.refusals.since, n.life.refusals.first = ticksOf(l.refusals.since), ticksOf(l.refusals.firstContradicted)
 		n.life.refusals.count = int8(min(l.refusals.count, exploreConfig.Timing.Confirmations))
 		n.life.watching, n.life.watchLists = atLeast(ticksOf(l.stream.began), -3), l.stream.lists

@@ -16,8 +16,14 @@ import (
 )
 
 func configMap(uid, version, content string) *corev1.ConfigMap {
-	return &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: "object", UID: types.UID(uid),
-		ResourceVersion: version}, Data: map[string]string{"content": content}}
+	return &corev1.ConfigMap{
+		ObjectMeta: metav1.ObjectMeta{
+			Name:            "object",
+			UID:             types.UID(uid),
+			ResourceVersion: version,
+		},
+		Data: map[string]string{"content": content},
+	}
 }
 
 // Objects with equal contents are one object while anyone holds it.

@@ -85,8 +85,13 @@ type rbacWorld struct {
 
 func newRBACWorld(t *testing.T, random *rand.Rand) *rbacWorld {
 	g := NewWithT(t)
-	w := &rbacWorld{env: testenv.New(t, controlplane.Options{}), random: random, index: New(),
-		objects: map[string]client.Object{}, seen: map[string]struct{}{}}
+	w := &rbacWorld{
+		env:     testenv.New(t, controlplane.Options{}),
+		random:  random,
+		index:   New(),
+		objects: map[string]client.Object{},
+		seen:    map[string]struct{}{},
+	}
 	for range 3 {
 		namespace := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{GenerateName: "edits-"}}
 		g.Expect(w.env.Admin.Create(t.Context(), namespace)).To(Succeed())
@@ -156,8 +161,15 @@ func (w *rbacWorld) edit(g Gomega) {
 		}
 		object = &rbacv1.RoleBinding{ObjectMeta: meta, RoleRef: ref, Subjects: w.subjects()}
 	default:
-		object = &rbacv1.ClusterRoleBinding{ObjectMeta: global, Subjects: w.subjects(), RoleRef: rbacv1.RoleRef{
-			APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: w.namespaces[0] + "-" + pick(r, "a", "b", "c")}}
+		object = &rbacv1.ClusterRoleBinding{
+			ObjectMeta: global,
+			Subjects:   w.subjects(),
+			RoleRef: rbacv1.RoleRef{
+				APIGroup: rbacv1.GroupName,
+				Kind:     "ClusterRole",
+				Name:     w.namespaces[0] + "-" + pick(r, "a", "b", "c"),
+			},
+		}
 	}
 	key := kind + " " + client.ObjectKeyFromObject(object).String()
 	existing := w.objects[key]
@@ -187,8 +199,11 @@ func (w *rbacWorld) edit(g Gomega) {
 func (w *rbacWorld) rules() (rules []rbacv1.PolicyRule) {
 	r := w.random
 	for range r.IntN(3) {
-		rules = append(rules, rbacv1.PolicyRule{APIGroups: []string{pick(r, "", "*")},
-			Resources: []string{pick(r, "pods", "secrets", "*")}, Verbs: []string{pick(r, "list", "get", "*")}})
+		rules = append(rules, rbacv1.PolicyRule{
+			APIGroups: []string{pick(r, "", "*")},
+			Resources: []string{pick(r, "pods", "secrets", "*")},
+			Verbs:     []string{pick(r, "list", "get", "*")},
+		})
 	}
 	return rules
 }
@@ -203,8 +218,12 @@ func (w *rbacWorld) subjects() (subjects []rbacv1.Subject) {
 			rbacv1.Subject{APIGroup: rbacv1.GroupName, Kind: "User", Name: "system:serviceaccount:" + in + ":" + account},
 			rbacv1.Subject{APIGroup: rbacv1.GroupName, Kind: "User", Name: "someone"},
 			rbacv1.Subject{APIGroup: rbacv1.GroupName, Kind: "Group", Name: "system:serviceaccounts:" + in},
-			rbacv1.Subject{APIGroup: rbacv1.GroupName, Kind: "Group", Name: pick(r, "system:serviceaccounts",
-				"system:authenticated", "others")}))
+			rbacv1.Subject{
+				APIGroup: rbacv1.GroupName,
+				Kind:     "Group",
+				Name: pick(r, "system:serviceaccounts",
+					"system:authenticated", "others"),
+			}))
 	}
 	return subjects
 }
@@ -212,8 +231,10 @@ func (w *rbacWorld) subjects() (subjects []rbacv1.Subject) {
 // allowed asks the API server about a user with the groups that it has.
 func (w *rbacWorld) allowed(g Gomega, user string, groups []string, namespace, verb, resource string) bool {
 	review := &authorizationv1.SubjectAccessReview{Spec: authorizationv1.SubjectAccessReviewSpec{
-		User: user, Groups: groups,
-		ResourceAttributes: &authorizationv1.ResourceAttributes{Namespace: namespace, Verb: verb, Resource: resource}}}
+		User:               user,
+		Groups:             groups,
+		ResourceAttributes: &authorizationv1.ResourceAttributes{Namespace: namespace, Verb: verb, Resource: resource},
+	}}
 	g.Expect(w.env.Admin.Create(context.Background(), review)).To(Succeed())
 	return review.Status.Allowed
 }
@@ -270,8 +291,11 @@ func (w *rbacWorld) settle(t *testing.T, batch int) {
 		&rbacv1.Role{ObjectMeta: static(local), Rules: fixed},
 		&rbacv1.ClusterRole{ObjectMeta: static(meta), Rules: fixed},
 		&rbacv1.RoleBinding{ObjectMeta: static(local), RoleRef: ref("Role", name), Subjects: user("marker-role")},
-		&rbacv1.ClusterRoleBinding{ObjectMeta: static(meta), RoleRef: ref("ClusterRole", name),
-			Subjects: user("marker-clusterrole")},
+		&rbacv1.ClusterRoleBinding{
+			ObjectMeta: static(meta),
+			RoleRef:    ref("ClusterRole", name),
+			Subjects:   user("marker-clusterrole"),
+		},
 		// the markers
 		&rbacv1.Role{ObjectMeta: local, Rules: current},
 		&rbacv1.ClusterRole{ObjectMeta: meta, Rules: current},

@@ -43,8 +43,11 @@ type Concern struct {
 
 // New returns an empty index.
 func New() *Index {
-	return &Index{roles: map[roleKey][sha256.Size]byte{}, bindings: map[bindingKey]binding{},
-		byRole: map[roleKey]map[bindingKey]struct{}{}}
+	return &Index{
+		roles:    map[roleKey][sha256.Size]byte{},
+		bindings: map[bindingKey]binding{},
+		byRole:   map[roleKey]map[bindingKey]struct{}{},
+	}
 }
 
 // Set records a role or binding, and returns the subjects that the change concerns.

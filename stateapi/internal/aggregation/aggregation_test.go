@@ -58,8 +58,10 @@ func TestAuthorityPatch(t *testing.T) {
 }
 
 func TestEndpointSlice(t *testing.T) {
-	service := &corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: "system", Name: "state", UID: "uid"},
-		Spec: corev1.ServiceSpec{Ports: []corev1.ServicePort{{Name: "https", Port: 443}}}}
+	service := &corev1.Service{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "system", Name: "state", UID: "uid"},
+		Spec:       corev1.ServiceSpec{Ports: []corev1.ServicePort{{Name: "https", Port: 443}}},
+	}
 	for address, kind := range map[string]discoveryv1.AddressType{
 		"10.1.2.3": discoveryv1.AddressTypeIPv4, "::ffff:10.1.2.3": discoveryv1.AddressTypeIPv4,
 		"fd00::1": discoveryv1.AddressTypeIPv6,

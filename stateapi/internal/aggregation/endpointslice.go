@@ -27,14 +27,21 @@ func endpointSlice(service *corev1.Service, address netip.Addr, port int32) *dis
 	}
 	return &discoveryv1.EndpointSlice{
 		ObjectMeta: metav1.ObjectMeta{
-			Namespace: service.Namespace, Name: sliceName(service.Name),
-			Labels: map[string]string{discoveryv1.LabelServiceName: service.Name, discoveryv1.LabelManagedBy: managedBy},
-			OwnerReferences: []metav1.OwnerReference{{APIVersion: "v1", Kind: "Service", Name: service.Name,
-				UID: service.UID}},
+			Namespace: service.Namespace,
+			Name:      sliceName(service.Name),
+			Labels:    map[string]string{discoveryv1.LabelServiceName: service.Name, discoveryv1.LabelManagedBy: managedBy},
+			OwnerReferences: []metav1.OwnerReference{{
+				APIVersion: "v1",
+				Kind:       "Service",
+				Name:       service.Name,
+				UID:        service.UID,
+			}},
 		},
 		AddressType: kind,
-		Endpoints: []discoveryv1.Endpoint{{Addresses: []string{address.Unmap().String()},
-			Conditions: discoveryv1.EndpointConditions{Ready: new(true)}}},
+		Endpoints: []discoveryv1.Endpoint{{
+			Addresses:  []string{address.Unmap().String()},
+			Conditions: discoveryv1.EndpointConditions{Ready: new(true)},
+		}},
 		Ports: []discoveryv1.EndpointPort{{Name: &name, Port: &port, Protocol: new(corev1.ProtocolTCP)}},
 	}
 }

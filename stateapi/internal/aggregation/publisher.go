@@ -194,8 +194,10 @@ func (p *Publisher) withdraw(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, withdrawTimeout)
 	defer cancel()
 	found := &discoveryv1.EndpointSlice{}
-	err := p.client.Get(ctx, client.ObjectKey{Namespace: p.options.Service.Namespace,
-		Name: sliceName(p.options.Service.Name)}, found)
+	err := p.client.Get(ctx, client.ObjectKey{
+		Namespace: p.options.Service.Namespace,
+		Name:      sliceName(p.options.Service.Name),
+	}, found)
 	if err == nil && leadsTo(found, p.options.Address, p.options.Port) {
 		found.Endpoints = nil
 		err = p.client.Update(ctx, found)

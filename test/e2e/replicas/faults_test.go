@@ -122,9 +122,16 @@ func testRandomFaults(t *testing.T, seed uint64) {
 	g := NewWithT(t)
 	name := fmt.Sprintf("faults-%d", seed)
 	tenants := manyExtensions(t, name, 6)
-	f := &faulty{random: rand.New(rand.NewPCG(seed, 0)), paths: map[*replica]*proxy{}, //nolint:gosec // not a secret
-		fleet: newFleet(t, name, options{Extensions: tenants, Buckets: faultBuckets, Lease: time.Second,
-			WritePause: 20 * time.Millisecond})}
+	f := &faulty{
+		random: rand.New(rand.NewPCG(seed, 0)),
+		paths:  map[*replica]*proxy{}, //nolint:gosec // not a secret
+		fleet: newFleet(t, name, options{
+			Extensions: tenants,
+			Buckets:    faultBuckets,
+			Lease:      time.Second,
+			WritePause: 20 * time.Millisecond,
+		}),
+	}
 	defer func() {
 		if t.Failed() {
 			t.Logf("what happened: %s", strings.Join(f.done, ", "))

@@ -114,8 +114,12 @@ func runReplica(text string) error {
 	}
 	managerCtx := ctx
 	if o.Ring != "" {
-		engine, err := controllersharding.New(config, controllersharding.Options{Ring: o.Ring, Shard: o.Name,
-			Namespace: "default", LeaseDuration: cmp.Or(o.Lease, leaseDuration)})
+		engine, err := controllersharding.New(config, controllersharding.Options{
+			Ring:          o.Ring,
+			Shard:         o.Name,
+			Namespace:     "default",
+			LeaseDuration: cmp.Or(o.Lease, leaseDuration),
+		})
 		if err != nil {
 			return err
 		}
@@ -131,8 +135,13 @@ func runReplica(text string) error {
 		if o.LeaseHost != "" {
 			leases.Host = o.LeaseHost
 		}
-		engine, err := buckets.New(leases, buckets.Options{Namespace: "default", Name: o.Fleet, Identity: o.Name,
-			Buckets: o.Buckets, LeaseDuration: cmp.Or(o.Lease, leaseDuration)})
+		engine, err := buckets.New(leases, buckets.Options{
+			Namespace:     "default",
+			Name:          o.Fleet,
+			Identity:      o.Name,
+			Buckets:       o.Buckets,
+			LeaseDuration: cmp.Or(o.Lease, leaseDuration),
+		})
 		if err != nil {
 			return err
 		}
@@ -140,8 +149,11 @@ func runReplica(text string) error {
 		cacheOptions.Ownership, cacheOptions.WatchFilterValue = o.fenced(engine), o.Fleet
 		if o.WithLeaderLease {
 			cacheOptions.Ownership, err = ownership.WithLeaderLease(cacheOptions.Ownership, leases,
-				ownership.LeaderOptions{Lease: types.NamespacedName{Namespace: "default", Name: leaderLease}, Holder: "all",
-					LeaseDuration: cmp.Or(o.Lease, leaseDuration)})
+				ownership.LeaderOptions{
+					Lease:         types.NamespacedName{Namespace: "default", Name: leaderLease},
+					Holder:        "all",
+					LeaseDuration: cmp.Or(o.Lease, leaseDuration),
+				})
 			if err != nil {
 				return err
 			}
@@ -333,22 +345,28 @@ func write(ctx context.Context, cc clustercache.ClusterCache, extension client.O
 
 // hangForEvents watches for an extension with a handler that never returns.
 func hangForEvents(mgr manager.Manager, cc clustercache.ClusterCache, extension client.ObjectKey) error {
-	watcher, err := controller.New("hanging", mgr, controller.Options{NeedLeaderElection: new(false),
+	watcher, err := controller.New("hanging", mgr, controller.Options{
+		NeedLeaderElection: new(false),
 		Reconciler: reconcile.Func(func(context.Context, reconcile.Request) (reconcile.Result, error) {
 			return reconcile.Result{}, nil
-		})})
+		}),
+	})
 	if err != nil {
 		return err
 	}
 	return mgr.Add(everywhere(func(ctx context.Context) error {
 		for ctx.Err() == nil {
-			err := cc.Watch(ctx, extension, clustercache.NewWatcher(clustercache.WatcherOptions{Name: "hanging",
-				Watcher: watcher, Kind: &corev1.ConfigMap{}, Scope: clustercache.Scope{Namespace: "default"},
+			err := cc.Watch(ctx, extension, clustercache.NewWatcher(clustercache.WatcherOptions{
+				Name:    "hanging",
+				Watcher: watcher,
+				Kind:    &corev1.ConfigMap{},
+				Scope:   clustercache.Scope{Namespace: "default"},
 				EventHandler: handler.Funcs{CreateFunc: func(context.Context, event.CreateEvent,
 					workqueue.TypedRateLimitingInterface[reconcile.Request]) {
 					fmt.Fprintln(os.Stderr, "a handler hangs")
 					select {}
-				}}}))
+				}},
+			}))
 			_ = err // such as NotOwned
 			select {
 			case <-ctx.Done():

@@ -55,25 +55,40 @@ type assignment struct {
 func startSharder(t *testing.T, ring string) *sharder {
 	t.Helper()
 	g := NewWithT(t)
-	s := &sharder{client: admin(t), ring: ring, begun: time.Now(),
-		assigned: map[string][]assignment{}, taken: map[string]int{}}
+	s := &sharder{
+		client:   admin(t),
+		ring:     ring,
+		begun:    time.Now(),
+		assigned: map[string][]assignment{},
+		taken:    map[string]int{},
+	}
 	server := httptest.NewTLSServer(http.HandlerFunc(s.admit))
 	t.Cleanup(server.Close)
-	hook := &admissionregistrationv1.MutatingWebhookConfiguration{ObjectMeta: metav1.ObjectMeta{Name: "ring-" + ring},
+	hook := &admissionregistrationv1.MutatingWebhookConfiguration{
+		ObjectMeta: metav1.ObjectMeta{Name: "ring-" + ring},
 		Webhooks: []admissionregistrationv1.MutatingWebhook{{
-			Name: "sharder.test.latchkey.dev", AdmissionReviewVersions: []string{"v1"},
-			SideEffects:   new(admissionregistrationv1.SideEffectClassNone),
-			FailurePolicy: new(admissionregistrationv1.Ignore),
-			ClientConfig: admissionregistrationv1.WebhookClientConfig{URL: &server.URL,
-				CABundle: pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: server.Certificate().Raw})},
-			ObjectSelector: &metav1.LabelSelector{MatchLabels: map[string]string{ringMember: ring},
+			Name:                    "sharder.test.latchkey.dev",
+			AdmissionReviewVersions: []string{"v1"},
+			SideEffects:             new(admissionregistrationv1.SideEffectClassNone),
+			FailurePolicy:           new(admissionregistrationv1.Ignore),
+			ClientConfig: admissionregistrationv1.WebhookClientConfig{
+				URL:      &server.URL,
+				CABundle: pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: server.Certificate().Raw}),
+			},
+			ObjectSelector: &metav1.LabelSelector{
+				MatchLabels: map[string]string{ringMember: ring},
 				MatchExpressions: []metav1.LabelSelectorRequirement{
-					{Key: s.shardLabel(), Operator: metav1.LabelSelectorOpDoesNotExist}}},
+					{Key: s.shardLabel(), Operator: metav1.LabelSelectorOpDoesNotExist}},
+			},
 			Rules: []admissionregistrationv1.RuleWithOperations{{
 				Operations: []admissionregistrationv1.OperationType{"CREATE", "UPDATE"},
-				Rule: admissionregistrationv1.Rule{APIGroups: []string{""}, APIVersions: []string{"*"},
-					Resources: []string{"configmaps"}}}},
-		}}}
+				Rule: admissionregistrationv1.Rule{
+					APIGroups:   []string{""},
+					APIVersions: []string{"*"},
+					Resources:   []string{"configmaps"},
+				}}},
+		}},
+	}
 	g.Expect(s.client.Create(t.Context(), hook)).To(Succeed())
 	ctx, stop := context.WithCancel(context.Background())
 	var running sync.WaitGroup
@@ -280,8 +295,14 @@ func ringExtensions(t *testing.T, ring string, n int) (names []string) {
 	accounts := manyExtensions(t, ring, n) // their ServiceAccounts, which may write ConfigMaps
 	for _, account := range accounts {
 		name := account + extensionSuffix
-		g.Expect(c.Create(t.Context(), &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: name,
-			Labels: map[string]string{ringMember: ring}}, Data: map[string]string{"serviceAccount": account}})).To(Succeed())
+		g.Expect(c.Create(t.Context(), &corev1.ConfigMap{
+			ObjectMeta: metav1.ObjectMeta{
+				Namespace: "default",
+				Name:      name,
+				Labels:    map[string]string{ringMember: ring},
+			},
+			Data: map[string]string{"serviceAccount": account},
+		})).To(Succeed())
 		names = append(names, "default/"+name)
 	}
 	t.Cleanup(func() {
@@ -361,8 +382,14 @@ func (f *ringFleet) expectAssigned() {
 func TestControllerSharding(t *testing.T) {
 	g := NewWithT(t)
 	const ring = "sharding"
-	f := &ringFleet{sharder: startSharder(t, ring), fleet: newFleet(t, ring, options{Ring: ring, Lease: 3 * time.Second,
-		WritePause: 20 * time.Millisecond})}
+	f := &ringFleet{
+		sharder: startSharder(t, ring),
+		fleet: newFleet(t, ring, options{
+			Ring:       ring,
+			Lease:      3 * time.Second,
+			WritePause: 20 * time.Millisecond,
+		}),
+	}
 	f.tenants = ringExtensions(t, ring, 12)
 	f.options.Extensions = f.tenants
 	a, b := f.start(), f.start()
@@ -415,8 +442,14 @@ func TestControllerSharding(t *testing.T) {
 func TestDrainWaitsForHandlers(t *testing.T) {
 	g := NewWithT(t)
 	const ring = "hanging"
-	f := &ringFleet{sharder: startSharder(t, ring), fleet: newFleet(t, ring, options{Ring: ring, Lease: 3 * time.Second,
-		WritePause: 20 * time.Millisecond})}
+	f := &ringFleet{
+		sharder: startSharder(t, ring),
+		fleet: newFleet(t, ring, options{
+			Ring:       ring,
+			Lease:      3 * time.Second,
+			WritePause: 20 * time.Millisecond,
+		}),
+	}
 	f.tenants = ringExtensions(t, ring, 8)
 	f.options.Extensions = f.tenants
 	// Which extension is drained follows from the names of the shards.

@@ -139,8 +139,13 @@ func startReplica(t testing.TB, o options) *replica {
 	g.Expect(err).NotTo(HaveOccurred())
 	program, err := os.Executable()
 	g.Expect(err).NotTo(HaveOccurred())
-	r := &replica{name: o.Name, cmd: exec.Command(program), log: &testutil.Output{}, out: &testutil.Output{},
-		ended: make(chan struct{})}
+	r := &replica{
+		name:  o.Name,
+		cmd:   exec.Command(program),
+		log:   &testutil.Output{},
+		out:   &testutil.Output{},
+		ended: make(chan struct{}),
+	}
 	r.cmd.Env = append(os.Environ(), optionsVariable+"="+string(text))
 	r.cmd.Stdout, r.cmd.Stderr = r.out, r.log
 	g.Expect(r.cmd.Start()).To(Succeed())

@@ -124,12 +124,15 @@ func TestBurstsOfErrors(t *testing.T) {
 	var mu sync.Mutex
 	states := map[scopedcache.State]int{}
 	c := u.startWithConfig(t, proxy.config,
-		scopedcache.Options{PerNamespace: true, AccessReviewInterval: 200 * time.Millisecond,
+		scopedcache.Options{
+			PerNamespace:         true,
+			AccessReviewInterval: 200 * time.Millisecond,
 			OnStateChange: func(_ scopedcache.State, now scopedcache.ScopeState) {
 				mu.Lock()
 				defer mu.Unlock()
 				states[now.State]++
-			}}, cache.Options{})
+			},
+		}, cache.Options{})
 	handle, err := c.Hold(ctx, &corev1.ConfigMap{}, scopedcache.Scope{Namespace: ns}, scopedcache.HoldOptions{})
 	g.Expect(err).NotTo(HaveOccurred())
 	handler := newLedger()
@@ -266,8 +269,13 @@ func respondWithStatus(w http.ResponseWriter, code int32, reason metav1.StatusRe
 	w.Header().Set("Content-Type", "application/json")
 	w.WriteHeader(int(code))
 	_ = json.NewEncoder(w).
-		Encode(metav1.Status{TypeMeta: metav1.TypeMeta{Kind: "Status", APIVersion: "v1"}, Status: metav1.StatusFailure,
-			Code: code, Reason: reason, Message: strings.ToLower(string(reason))})
+		Encode(metav1.Status{
+			TypeMeta: metav1.TypeMeta{Kind: "Status", APIVersion: "v1"},
+			Status:   metav1.StatusFailure,
+			Code:     code,
+			Reason:   reason,
+			Message:  strings.ToLower(string(reason)),
+		})
 }
 
 // eventCount returns the number of add and update events that the handler received.

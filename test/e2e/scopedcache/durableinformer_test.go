@@ -25,12 +25,15 @@ func TestInformersOutlivePermissions(t *testing.T) {
 	grant := u.grant(t, "", "configmaps", "list", "watch")
 	resync := time.Second
 	c := u.start(t, scopedcache.Options{AccessReviewInterval: shortInterval},
-		cache.Options{SyncPeriod: &resync, DefaultTransform: func(object any) (any, error) {
-			if found, ok := object.(*corev1.ConfigMap); ok {
-				found.Annotations = map[string]string{"seen": "yes"}
-			}
-			return object, nil
-		}})
+		cache.Options{
+			SyncPeriod: &resync,
+			DefaultTransform: func(object any) (any, error) {
+				if found, ok := object.(*corev1.ConfigMap); ok {
+					found.Annotations = map[string]string{"seen": "yes"}
+				}
+				return object, nil
+			},
+		})
 	byColour := func(object client.Object) []string { return []string{object.GetLabels()["colour"]} }
 	g.Expect(c.IndexField(ctx, &corev1.ConfigMap{}, "colour", byColour)).To(Succeed())
 	g.Expect(c.IndexField(ctx, &corev1.ConfigMap{}, "colour", byColour)).NotTo(Succeed(), "an index of this name exists")

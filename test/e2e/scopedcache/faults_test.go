@@ -55,7 +55,9 @@ func newFaultyServer(t testing.TB, u *user) *faultyServer {
 	f.TLS = &tls.Config{}
 	f.StartTLS()
 	f.config = &rest.Config{
-		Host: f.URL, QPS: -1, TLSClientConfig: rest.TLSClientConfig{
+		Host: f.URL,
+		QPS:  -1,
+		TLSClientConfig: rest.TLSClientConfig{
 			CAData: pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: f.Certificate().Raw}),
 		},
 	}

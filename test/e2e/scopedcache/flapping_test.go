@@ -33,7 +33,9 @@ func TestFlappingPermissions(t *testing.T) {
 	var revoked, restored atomic.Int64
 	var revokedIn sync.Map // by namespace
 	c := u.start(t,
-		scopedcache.Options{PerNamespace: true, AccessReviewInterval: 2 * time.Second,
+		scopedcache.Options{
+			PerNamespace:         true,
+			AccessReviewInterval: 2 * time.Second,
 			OnStateChange: func(before scopedcache.State, now scopedcache.ScopeState) {
 				switch {
 				case before == scopedcache.StateSynced && now.State == scopedcache.StateForbidden:
@@ -42,7 +44,8 @@ func TestFlappingPermissions(t *testing.T) {
 				case before == scopedcache.StateForbidden && now.State == scopedcache.StateSynced:
 					restored.Add(1)
 				}
-			}}, cache.Options{})
+			},
+		}, cache.Options{})
 	type member struct {
 		namespace string
 		ledger    *ledger

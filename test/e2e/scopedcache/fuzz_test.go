@@ -155,16 +155,25 @@ type sequence struct {
 
 func newSequence(t *testing.T, seed uint64) *sequence {
 	t.Helper()
-	s := &sequence{t: t, g: NewWithT(t), random: rand.New(rand.NewPCG(seed, seed)), seed: seed,
-		objects: map[string]client.Object{}, confirmed: map[string]time.Time{}}
+	s := &sequence{
+		t:         t,
+		g:         NewWithT(t),
+		random:    rand.New(rand.NewPCG(seed, seed)),
+		seed:      seed,
+		objects:   map[string]client.Object{},
+		confirmed: map[string]time.Time{},
+	}
 	for range 3 {
 		s.namespaces = append(s.namespaces, createNamespace(t))
 	}
 	for range 2 {
 		a := &actor{user: newUser(t), permissions: map[string]*permission{}}
 		a.options = scopedcache.Options{
-			AccessReviewInterval: 300 * time.Millisecond, ReadTimeout: readTimeout,
-			PerNamespace: s.chance(2), WatchRBAC: s.chance(2), PollWithoutWatch: s.chance(4),
+			AccessReviewInterval: 300 * time.Millisecond,
+			ReadTimeout:          readTimeout,
+			PerNamespace:         s.chance(2),
+			WatchRBAC:            s.chance(2),
+			PollWithoutWatch:     s.chance(4),
 		}
 		if s.chance(3) {
 			a.options.IdleTimeout = 500 * time.Millisecond
@@ -172,8 +181,11 @@ func newSequence(t *testing.T, seed uint64) *sequence {
 		if a.options.WatchRBAC {
 			a.options.AccessReviewInterval = time.Second
 			a.user.grantRule(t, "",
-				rbacv1.PolicyRule{APIGroups: []string{rbacv1.GroupName}, Resources: []string{"*"},
-					Verbs: []string{"list", "watch"}})
+				rbacv1.PolicyRule{
+					APIGroups: []string{rbacv1.GroupName},
+					Resources: []string{"*"},
+					Verbs:     []string{"list", "watch"},
+				})
 		}
 		s.actors = append(s.actors, a)
 	}

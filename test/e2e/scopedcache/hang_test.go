@@ -35,8 +35,11 @@ func TestHungKindBesideAHealthyOne(t *testing.T) {
 			u.grant(t, ns, "secrets", "list", "watch")
 			server := newFaultyServer(t, u)
 			c := u.startWithConfig(t, server.config,
-				scopedcache.Options{PerNamespace: true, AccessReviewInterval: shortInterval,
-					ReadTimeout: readTimeout}, cache.Options{})
+				scopedcache.Options{
+					PerNamespace:         true,
+					AccessReviewInterval: shortInterval,
+					ReadTimeout:          readTimeout,
+				}, cache.Options{})
 			g.Expect(c.List(ctx, &corev1.ServiceList{}, client.InNamespace(ns))).To(Succeed())
 			server.hangRequests(suffix)
 

@@ -163,8 +163,10 @@ func comeAndGo(g Gomega, namespaces int) {
 		name := fmt.Sprintf("empty-%d", n)
 		namespace := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name}}
 		g.Expect(client.IgnoreAlreadyExists(admin.Create(context.Background(), namespace))).To(Succeed())
-		object := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: name, Name: "comes-and-goes"},
-			Data: map[string]string{"text": strings.Repeat("x", 100<<10)}}
+		object := &corev1.ConfigMap{
+			ObjectMeta: metav1.ObjectMeta{Namespace: name, Name: "comes-and-goes"},
+			Data:       map[string]string{"text": strings.Repeat("x", 100<<10)},
+		}
 		g.Expect(admin.Create(context.Background(), object)).To(Succeed())
 		g.Expect(admin.Delete(context.Background(), object)).To(Succeed())
 	}

@@ -62,7 +62,9 @@ func (w widget) remove(t testing.TB) {
 	g := NewWithT(t)
 	crd := &unstructured.Unstructured{}
 	crd.SetGroupVersionKind(schema.GroupVersionKind{
-		Group: "apiextensions.k8s.io", Version: "v1", Kind: "CustomResourceDefinition",
+		Group:   "apiextensions.k8s.io",
+		Version: "v1",
+		Kind:    "CustomResourceDefinition",
 	})
 	crd.SetName(w.resource())
 	g.Expect(admin.Delete(context.Background(), crd)).To(Succeed())
@@ -233,7 +235,9 @@ func TestKindWithAnotherSchema(t *testing.T) {
 	// Change the schema in place. Existing objects that do not match it stay; new objects match it.
 	crd := &unstructured.Unstructured{}
 	crd.SetGroupVersionKind(schema.GroupVersionKind{
-		Group: "apiextensions.k8s.io", Version: "v1", Kind: "CustomResourceDefinition",
+		Group:   "apiextensions.k8s.io",
+		Version: "v1",
+		Kind:    "CustomResourceDefinition",
 	})
 	g.Expect(admin.Get(ctx, client.ObjectKey{Name: w.resource()}, crd)).To(Succeed())
 	versions, _, err := unstructured.NestedSlice(crd.Object, "spec", "versions")

@@ -80,8 +80,10 @@ func TestPlainOperator(t *testing.T) {
 	u.grant(t, "", "configmaps", "get", "list", "watch")
 	create(t, configMap(ns, "a"),
 		&corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: ns, Name: "b"}},
-		&corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: ns, Name: "c"},
-			Spec: corev1.ServiceSpec{Ports: []corev1.ServicePort{{Port: 1}}}})
+		&corev1.Service{
+			ObjectMeta: metav1.ObjectMeta{Namespace: ns, Name: "c"},
+			Spec:       corev1.ServiceSpec{Ports: []corev1.ServicePort{{Port: 1}}},
+		})
 
 	before := testenv.NewGoroutines()
 	mgr, seen, err := plainOperator(u,

@@ -86,8 +86,11 @@ func TestRevokedWhileWatchingByEvent(t *testing.T) {
 	create(t, colouredConfigMap(ns, "a", "red"))
 	grant := u.grant(t, ns, "configmaps", "list", "watch")
 	u.grantRule(t, "",
-		rbacv1.PolicyRule{APIGroups: []string{rbacv1.GroupName}, Resources: []string{"*"},
-			Verbs: []string{"list", "watch"}})
+		rbacv1.PolicyRule{
+			APIGroups: []string{rbacv1.GroupName},
+			Resources: []string{"*"},
+			Verbs:     []string{"list", "watch"},
+		})
 	c := u.start(t, scopedcache.Options{PerNamespace: true, AccessReviewInterval: endlessInterval, WatchRBAC: true},
 		cache.Options{DefaultLabelSelector: labels.SelectorFromSet(labels.Set{"colour": "red"})})
 	g.Expect(c.names(t.Context(), ns)).To(Equal([]string{"a"}))
@@ -138,8 +141,11 @@ func TestEventsOfRBAC(t *testing.T) {
 			}
 			grant := u.grant(t, grantNamespace, "configmaps", "list", "watch")
 			u.grantRule(t, "",
-				rbacv1.PolicyRule{APIGroups: []string{rbacv1.GroupName}, Resources: []string{"*"},
-					Verbs: []string{"list", "watch"}})
+				rbacv1.PolicyRule{
+					APIGroups: []string{rbacv1.GroupName},
+					Resources: []string{"*"},
+					Verbs:     []string{"list", "watch"},
+				})
 			c := u.start(t, scopedcache.Options{PerNamespace: true, AccessReviewInterval: endlessInterval, WatchRBAC: true},
 				cache.Options{})
 			g.Expect(c.names(ctx, ns)).To(Equal([]string{"a"}))
@@ -158,14 +164,18 @@ func TestEventsOfRBAC(t *testing.T) {
 		grant := u.grant(t, ns, "configmaps", "list", "watch")
 		watcher := newUser(t)
 		watcherGrant := watcher.grantRule(t, "",
-			rbacv1.PolicyRule{APIGroups: []string{rbacv1.GroupName}, Resources: []string{"*"},
-				Verbs: []string{"list", "watch"}})
+			rbacv1.PolicyRule{
+				APIGroups: []string{rbacv1.GroupName},
+				Resources: []string{"*"},
+				Verbs:     []string{"list", "watch"},
+			})
 		httpClient, err := rest.HTTPClientFor(watcher.config)
 		g.Expect(err).NotTo(HaveOccurred())
 		idleClosers = append(idleClosers, func() { utilnet.CloseIdleConnectionsFor(httpClient.Transport) })
 		var synced, forbidden atomic.Int64
 		events, err := scopedcache.NewRBACWatcher(watcher.config, cache.Options{HTTPClient: httpClient},
-			scopedcache.Options{AccessReviewInterval: shortInterval,
+			scopedcache.Options{
+				AccessReviewInterval: shortInterval,
 				OnStateChange: func(before scopedcache.State, now scopedcache.ScopeState) {
 					switch {
 					case before == scopedcache.StateSyncing && now.State == scopedcache.StateSynced:
@@ -173,7 +183,8 @@ func TestEventsOfRBAC(t *testing.T) {
 					case before == scopedcache.StateSynced && now.State == scopedcache.StateForbidden:
 						forbidden.Add(1)
 					}
-				}})
+				},
+			})
 		g.Expect(err).NotTo(HaveOccurred())
 		watcherCtx, stop := context.WithCancel(ctx)
 		ended := runInBackground(func() { _ = events.Start(watcherCtx) })
@@ -377,13 +388,18 @@ func TestResourceNames(t *testing.T) {
 	ns, u := createNamespace(t), newUser(t)
 	create(t, configMap(ns, "a"), configMap(ns, "b"))
 	u.grantRule(t, ns,
-		rbacv1.PolicyRule{APIGroups: []string{""}, Resources: []string{"configmaps"}, ResourceNames: []string{"a"},
-			Verbs: []string{"get", "list", "watch"}})
+		rbacv1.PolicyRule{
+			APIGroups:     []string{""},
+			Resources:     []string{"configmaps"},
+			ResourceNames: []string{"a"},
+			Verbs:         []string{"get", "list", "watch"},
+		})
 	c := u.start(t, scopedcache.Options{PerNamespace: true, AccessReviewInterval: shortInterval}, cache.Options{})
 	hold := func(name string) *scopedcache.Handle {
 		handle, err := c.Hold(ctx, &corev1.ConfigMap{},
 			scopedcache.Scope{
-				Namespace: ns, FieldSelector: fields.OneTermEqualSelector("metadata.name", name),
+				Namespace:     ns,
+				FieldSelector: fields.OneTermEqualSelector("metadata.name", name),
 			}, scopedcache.HoldOptions{})
 		g.Expect(err).NotTo(HaveOccurred())
 		t.Cleanup(handle.Release)

@@ -47,11 +47,17 @@ func TestRestartsOfTheAPIServer(t *testing.T) {
 		ns, u := createNamespace(t), newUser(t)
 		u.grant(t, ns, "configmaps", "list", "watch")
 		u.grantRule(t, "",
-			rbacv1.PolicyRule{APIGroups: []string{rbacv1.GroupName}, Resources: []string{"*"},
-				Verbs: []string{"list", "watch"}})
+			rbacv1.PolicyRule{
+				APIGroups: []string{rbacv1.GroupName},
+				Resources: []string{"*"},
+				Verbs:     []string{"list", "watch"},
+			})
 		create(t, configMap(ns, "first"))
 		c := u.start(t,
-			scopedcache.Options{PerNamespace: true, AccessReviewInterval: 50 * time.Millisecond, WatchRBAC: true,
+			scopedcache.Options{
+				PerNamespace:         true,
+				AccessReviewInterval: 50 * time.Millisecond,
+				WatchRBAC:            true,
 				OnStateChange: func(before scopedcache.State, now scopedcache.ScopeState) {
 					mu.Lock()
 					defer mu.Unlock()
@@ -60,7 +66,8 @@ func TestRestartsOfTheAPIServer(t *testing.T) {
 						wrongStates = append(wrongStates,
 							fmt.Sprintf("%s of %s changed from %s to %s: %v", now.GVK.Kind, u.name, before, now.State, now.LastError))
 					}
-				}}, cache.Options{})
+				},
+			}, cache.Options{})
 		m := member{namespace: ns, ledger: newLedger()}
 		var err error
 		m.handle, err = c.Hold(ctx, &corev1.ConfigMap{}, scopedcache.Scope{Namespace: ns}, scopedcache.HoldOptions{})

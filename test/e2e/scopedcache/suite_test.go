@@ -201,12 +201,18 @@ func (u *user) grantRule(t testing.TB, namespace string, rule rbacv1.PolicyRule)
 	subjects := []rbacv1.Subject{{Kind: "User", APIGroup: rbacv1.GroupName, Name: u.name}}
 	if namespace == "" {
 		created.role = &rbacv1.ClusterRole{ObjectMeta: role, Rules: []rbacv1.PolicyRule{rule}}
-		created.binding = &rbacv1.ClusterRoleBinding{ObjectMeta: role,
-			RoleRef: rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: role.Name}, Subjects: subjects}
+		created.binding = &rbacv1.ClusterRoleBinding{
+			ObjectMeta: role,
+			RoleRef:    rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: role.Name},
+			Subjects:   subjects,
+		}
 	} else {
 		created.role = &rbacv1.Role{ObjectMeta: role, Rules: []rbacv1.PolicyRule{rule}}
-		created.binding = &rbacv1.RoleBinding{ObjectMeta: role,
-			RoleRef: rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "Role", Name: role.Name}, Subjects: subjects}
+		created.binding = &rbacv1.RoleBinding{
+			ObjectMeta: role,
+			RoleRef:    rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "Role", Name: role.Name},
+			Subjects:   subjects,
+		}
 	}
 	g := NewWithT(t)
 	g.Expect(admin.Create(context.Background(), created.role)).To(Succeed())
@@ -221,7 +227,11 @@ func (u *user) waitForAccess(t testing.TB, allowed bool, namespace string, rule 
 	t.Helper()
 	for _, verb := range rule.Verbs {
 		attributes := &authorizationv1.ResourceAttributes{
-			Namespace: namespace, Verb: verb, Group: rule.APIGroups[0], Version: "*", Resource: rule.Resources[0],
+			Namespace: namespace,
+			Verb:      verb,
+			Group:     rule.APIGroups[0],
+			Version:   "*",
+			Resource:  rule.Resources[0],
 		}
 		if len(rule.ResourceNames) > 0 {
 			attributes.Name = rule.ResourceNames[0]

@@ -46,8 +46,10 @@ func TestRequests(t *testing.T) {
 	g.Expect(mcp.Labels).To(Equal(labels("mcp")))
 	g.Expect(workload.Labels).To(Equal(labels("workload")))
 	g.Expect(mcp.Spec.RequestRef).To(Equal(&clustersv1alpha1.ObjectReference{Namespace: mcp.Namespace, Name: "requests"}))
-	g.Expect(workload.Spec.RequestRef).To(Equal(&clustersv1alpha1.ObjectReference{Namespace: workload.Namespace,
-		Name: workload.Name}))
+	g.Expect(workload.Spec.RequestRef).To(Equal(&clustersv1alpha1.ObjectReference{
+		Namespace: workload.Namespace,
+		Name:      workload.Name,
+	}))
 	clusterRequest := &clustersv1alpha1.ClusterRequest{}
 	g.Expect(platform.Get(t.Context(), client.ObjectKeyFromObject(workload), clusterRequest)).To(Succeed())
 	g.Expect(clusterRequest.Spec).To(Equal(clustersv1alpha1.ClusterRequestSpec{Purpose: "workload"}))
@@ -147,10 +149,15 @@ func TestOwnershipConflict(t *testing.T) {
 	m := &v1alpha1.Mailbox{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "conflict"}}
 	controlPlane(t, m)
 	foreign := &clustersv1alpha1.AccessRequest{
-		ObjectMeta: metav1.ObjectMeta{Namespace: tenantNamespace(m), Name: p.name + "--conflict--mcp",
-			Labels: map[string]string{"openmcp.cloud/managed-by": "somebody-else"}},
-		Spec: clustersv1alpha1.AccessRequestSpec{Token: &clustersv1alpha1.TokenConfig{},
-			RequestRef: &clustersv1alpha1.ObjectReference{Namespace: tenantNamespace(m), Name: "conflict"}},
+		ObjectMeta: metav1.ObjectMeta{
+			Namespace: tenantNamespace(m),
+			Name:      p.name + "--conflict--mcp",
+			Labels:    map[string]string{"openmcp.cloud/managed-by": "somebody-else"},
+		},
+		Spec: clustersv1alpha1.AccessRequestSpec{
+			Token:      &clustersv1alpha1.TokenConfig{},
+			RequestRef: &clustersv1alpha1.ObjectReference{Namespace: tenantNamespace(m), Name: "conflict"},
+		},
 	}
 	judge(t, func(client.Object) platformactor.Verdict { return platformactor.Hold })
 	g.Expect(platform.Create(t.Context(), foreign)).To(Succeed())
@@ -243,8 +250,10 @@ func TestWorkloadCluster(t *testing.T) {
 	clusters := <-contexts
 	g.Expect(clusters.WorkloadCluster).To(BeNil())
 	g.Expect(clusters.WorkloadAccessSecretKey).To(BeZero())
-	g.Expect(clusters.MCPAccessSecretKey).To(Equal(client.ObjectKey{Namespace: tenantNamespace(m),
-		Name: fmt.Sprintf("access-%s--workload-off--mcp", p.name)}))
+	g.Expect(clusters.MCPAccessSecretKey).To(Equal(client.ObjectKey{
+		Namespace: tenantNamespace(m),
+		Name:      fmt.Sprintf("access-%s--workload-off--mcp", p.name),
+	}))
 	secret := &corev1.Secret{}
 	g.Expect(platform.Get(t.Context(), clusters.MCPAccessSecretKey, secret)).To(Succeed())
 	g.Expect(clustersv1alpha1.Timestamp(secret, clustersv1alpha1.SecretKeyExpirationTimestamp)).NotTo(BeZero())

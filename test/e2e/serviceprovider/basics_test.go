@@ -75,8 +75,12 @@ func TestFinalizerFirst(t *testing.T) {
 // A condition of another controller stays, also if it is written while the provider reconciles.
 func TestStatus(t *testing.T) {
 	g := NewWithT(t)
-	foreign := metav1.Condition{Type: "Backup", Status: metav1.ConditionTrue, Reason: "Done",
-		LastTransitionTime: metav1.Now()}
+	foreign := metav1.Condition{
+		Type:               "Backup",
+		Status:             metav1.ConditionTrue,
+		Reason:             "Done",
+		LastTransitionTime: metav1.Now(),
+	}
 	s := &service[*v1alpha1.Mailbox]{}
 	s.createOrUpdate = func(ctx context.Context, m *v1alpha1.Mailbox, c *v1alpha1.ProviderConfig,
 		clusters sp.ClusterContext) (ctrl.Result, error) {
@@ -122,8 +126,11 @@ func TestOperationAnnotation(t *testing.T) {
 	g := NewWithT(t)
 	s := &service[*v1alpha1.Mailbox]{}
 	start(t, s)
-	m := &v1alpha1.Mailbox{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "operation",
-		Annotations: map[string]string{sp.OperationAnnotation: sp.OperationIgnore}}}
+	m := &v1alpha1.Mailbox{ObjectMeta: metav1.ObjectMeta{
+		Namespace:   "default",
+		Name:        "operation",
+		Annotations: map[string]string{sp.OperationAnnotation: sp.OperationIgnore},
+	}}
 	orderObject(t, m)
 	barrier(t, "operation")
 	g.Expect(onboarding.Get(t.Context(), client.ObjectKeyFromObject(m), m)).To(Succeed())

@@ -302,8 +302,12 @@ func TestExecKubeconfigRefused(t *testing.T) {
 	actor.Kubeconfig(func(_ *clustersv1alpha1.AccessRequest, kubeconfig []byte) []byte {
 		return changed(t, kubeconfig, func(c *clientcmdapi.Config) {
 			c.AuthInfos["access"].Token = ""
-			c.AuthInfos["access"].Exec = &clientcmdapi.ExecConfig{Command: "touch", Args: []string{trap},
-				APIVersion: "client.authentication.k8s.io/v1", InteractiveMode: clientcmdapi.NeverExecInteractiveMode}
+			c.AuthInfos["access"].Exec = &clientcmdapi.ExecConfig{
+				Command:         "touch",
+				Args:            []string{trap},
+				APIVersion:      "client.authentication.k8s.io/v1",
+				InteractiveMode: clientcmdapi.NeverExecInteractiveMode,
+			}
 		})
 	})
 	t.Cleanup(func() { actor.Kubeconfig(nil) })

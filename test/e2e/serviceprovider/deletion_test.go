@@ -307,7 +307,9 @@ func TestOrphanUnreachable(t *testing.T) {
 	isReady(t, m)
 	account := platformactor.ServiceAccountOf(p.accessRequest(t, m, "mcp"))
 	g.Expect(remote.Delete(t.Context(), &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{
-		Namespace: account.Namespace, Name: account.Name}})).To(Succeed())
+		Namespace: account.Namespace,
+		Name:      account.Name,
+	}})).To(Succeed())
 	eventually(t, func() error {
 		_, err := p.access.MCPCluster(t.Context(), ctrl.Request{NamespacedName: client.ObjectKeyFromObject(m)})
 		return err

@@ -41,8 +41,10 @@ const domainNamespace = "mailboxes"
 
 // everything is access to ConfigMaps in domainNamespace.
 func everything() sp.Access {
-	return sp.Access{Permissions: []clustersv1alpha1.PermissionsRequest{{Namespace: domainNamespace,
-		Rules: []rbacv1.PolicyRule{{APIGroups: []string{""}, Resources: []string{"configmaps"}, Verbs: []string{"*"}}}}}}
+	return sp.Access{Permissions: []clustersv1alpha1.PermissionsRequest{{
+		Namespace: domainNamespace,
+		Rules:     []rbacv1.PolicyRule{{APIGroups: []string{""}, Resources: []string{"configmaps"}, Verbs: []string{"*"}}},
+	}}}
 }
 
 // service is the author's part of a provider under test. The zero value keeps a ConfigMap per
@@ -186,8 +188,10 @@ func newProcess(t *testing.T, name string) *process {
 	platformConfig, err := platform.cp.UserConfig(name)
 	g.Expect(err).NotTo(HaveOccurred())
 	onboardingConfig.QPS, platformConfig.QPS = -1, -1 // no test waits for a rate limit
-	p.mgr, err = ctrl.NewManager(onboardingConfig, manager.Options{Scheme: newScheme(),
-		Metrics: metricsserver.Options{BindAddress: "0"}})
+	p.mgr, err = ctrl.NewManager(onboardingConfig, manager.Options{
+		Scheme:  newScheme(),
+		Metrics: metricsserver.Options{BindAddress: "0"},
+	})
 	g.Expect(err).NotTo(HaveOccurred())
 	p.platform, err = cluster.New(platformConfig, func(o *cluster.Options) { o.Scheme = newScheme() })
 	g.Expect(err).NotTo(HaveOccurred())
@@ -215,10 +219,19 @@ func add[T sp.API](t *testing.T, p *process, name string, empty func() T, s *ser
 	if o.access.RetryInterval == 0 {
 		o.access.RetryInterval = time.Hour // events must do
 	}
-	o.access.Connections.HealthProbe = healthprobe.Options{Interval: time.Second, IdentityInterval: 2 * time.Second,
-		Timeout: time.Second, FailureThreshold: 2}
-	o.access.Connections.ConnectBackoff = wait.Backoff{Duration: time.Second, Factor: 1.5, Jitter: 0.2, Steps: 5,
-		Cap: 5 * time.Second}
+	o.access.Connections.HealthProbe = healthprobe.Options{
+		Interval:         time.Second,
+		IdentityInterval: 2 * time.Second,
+		Timeout:          time.Second,
+		FailureThreshold: 2,
+	}
+	o.access.Connections.ConnectBackoff = wait.Backoff{
+		Duration: time.Second,
+		Factor:   1.5,
+		Jitter:   0.2,
+		Steps:    5,
+		Cap:      5 * time.Second,
+	}
 	var err error
 	p.access, err = sp.NewClusterAccess(p.mgr, p.platform, name, o.access)
 	g.Expect(err).NotTo(HaveOccurred())
@@ -350,8 +363,10 @@ func controlPlane(t *testing.T, object client.Object) {
 	namespace := tenantNamespace(object)
 	for _, o := range []client.Object{
 		&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: namespace}},
-		&clustersv1alpha1.ClusterRequest{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: object.GetName()},
-			Spec: clustersv1alpha1.ClusterRequestSpec{Purpose: "mcp"}},
+		&clustersv1alpha1.ClusterRequest{
+			ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: object.GetName()},
+			Spec:       clustersv1alpha1.ClusterRequestSpec{Purpose: "mcp"},
+		},
 	} {
 		NewWithT(t).Expect(client.IgnoreAlreadyExists(platform.Create(t.Context(), o))).To(Succeed())
 	}

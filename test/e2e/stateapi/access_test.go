@@ -58,8 +58,11 @@ func (s *served) directTo(t *testing.T, path string, certificates ...tls.Certifi
 	t.Helper()
 	roots := x509.NewCertPool()
 	roots.AppendCertsFromPEM(s.authority.PEM())
-	transport := &http.Transport{TLSClientConfig: &tls.Config{RootCAs: roots, Certificates: certificates,
-		MinVersion: tls.VersionTLS12}}
+	transport := &http.Transport{TLSClientConfig: &tls.Config{
+		RootCAs:      roots,
+		Certificates: certificates,
+		MinVersion:   tls.VersionTLS12,
+	}}
 	t.Cleanup(transport.CloseIdleConnections)
 	return func(header http.Header) string {
 		req, err := http.NewRequestWithContext(t.Context(), http.MethodGet, s.url(path), nil)
@@ -148,12 +151,18 @@ func TestUsers(t *testing.T) {
 		return body(t, resp, err)
 	}
 	g.Expect(get(viewer)).To(And(ContainSubstring(`"code":403`), ContainSubstring(`User \"viewer\" cannot list`)))
-	create(t, &rbacv1.Role{ObjectMeta: metav1.ObjectMeta{Namespace: "rooms", Name: "viewer"}, Rules: []rbacv1.PolicyRule{
-		{APIGroups: []string{"rooms.example.com"}, Resources: []string{"reservations"}, Verbs: []string{"list"}}}})
-	create(t, &rbacv1.RoleBinding{ObjectMeta: metav1.ObjectMeta{Namespace: "rooms", Name: "viewer"},
-		RoleRef: rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "Role", Name: "viewer"}, Subjects: []rbacv1.Subject{
+	create(t, &rbacv1.Role{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "rooms", Name: "viewer"},
+		Rules: []rbacv1.PolicyRule{
+			{APIGroups: []string{"rooms.example.com"}, Resources: []string{"reservations"}, Verbs: []string{"list"}}},
+	})
+	create(t, &rbacv1.RoleBinding{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "rooms", Name: "viewer"},
+		RoleRef:    rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "Role", Name: "viewer"},
+		Subjects: []rbacv1.Subject{
 			{Kind: "User", APIGroup: rbacv1.GroupName, Name: "viewer"},
-			{Kind: "ServiceAccount", Namespace: "rooms", Name: "guest"}}})
+			{Kind: "ServiceAccount", Namespace: "rooms", Name: "guest"}},
+	})
 	eventually(t, func() string { return get(viewer) }).Should(ContainSubstring(`"items":[]`))
 	inRooms := s.directTo(t, "/apis/rooms.example.com/v1alpha1/namespaces/rooms/reservations")
 	eventually(t, func() string { return inRooms(bearer) }).Should(Equal("200"), "the token is that of the guest")

@@ -51,9 +51,12 @@ func startOperator(t *testing.T, changes ...func(*clustercache.Options)) *operat
 	g.Expect(err).NotTo(HaveOccurred())
 	skip := true
 	options := clustercache.Options{
-		AllowIdentity: clustercache.GuardedByAdmission, Client: clustercache.ClientOptions{UserAgent: "state-test"},
-		HealthProbe: healthprobe.Options{Interval: 100 * time.Millisecond,
-			IdentityInterval: 300 * time.Millisecond},
+		AllowIdentity: clustercache.GuardedByAdmission,
+		Client:        clustercache.ClientOptions{UserAgent: "state-test"},
+		HealthProbe: healthprobe.Options{
+			Interval:         100 * time.Millisecond,
+			IdentityInterval: 300 * time.Millisecond,
+		},
 	}
 	for _, change := range changes {
 		change(&options)
@@ -196,9 +199,13 @@ func TestScopes(t *testing.T) {
 	o := startOperator(t)
 	tenant(t, "scoped", "scoped")
 	key := client.ObjectKey{Name: "scoped"}
-	watcher := clustercache.NewWatcher(clustercache.WatcherOptions{Name: "content", Kind: &corev1.ConfigMap{},
-		Scope: clustercache.Scope{Namespace: "scoped"}, Watcher: fake.NewController(t),
-		EventHandler: &handler.EnqueueRequestForObject{}})
+	watcher := clustercache.NewWatcher(clustercache.WatcherOptions{
+		Name:         "content",
+		Kind:         &corev1.ConfigMap{},
+		Scope:        clustercache.Scope{Namespace: "scoped"},
+		Watcher:      fake.NewController(t),
+		EventHandler: &handler.EnqueueRequestForObject{},
+	})
 	eventually(t, func() error { return o.connections.Watch(t.Context(), key, watcher) }).Should(Succeed())
 	scopes := func(selector string) func() string {
 		return func() string {
@@ -212,11 +219,16 @@ func TestScopes(t *testing.T) {
 	g.Expect(kubectl(t, "get", "connection", "scoped", "-o",
 		"jsonpath={.status.forbiddenScopes} {.status.watches[0].name}")).To(Equal("1 content"))
 
-	create(t, &rbacv1.Role{ObjectMeta: metav1.ObjectMeta{Namespace: "scoped", Name: "reader"}, Rules: []rbacv1.PolicyRule{
-		{APIGroups: []string{""}, Resources: []string{"configmaps"}, Verbs: []string{"list", "watch"}}}})
-	create(t, &rbacv1.RoleBinding{ObjectMeta: metav1.ObjectMeta{Namespace: "scoped", Name: "reader"},
-		RoleRef:  rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "Role", Name: "reader"},
-		Subjects: []rbacv1.Subject{{Kind: "ServiceAccount", Namespace: "scoped", Name: "deployer"}}})
+	create(t, &rbacv1.Role{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "scoped", Name: "reader"},
+		Rules: []rbacv1.PolicyRule{
+			{APIGroups: []string{""}, Resources: []string{"configmaps"}, Verbs: []string{"list", "watch"}}},
+	})
+	create(t, &rbacv1.RoleBinding{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "scoped", Name: "reader"},
+		RoleRef:    rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "Role", Name: "reader"},
+		Subjects:   []rbacv1.Subject{{Kind: "ServiceAccount", Namespace: "scoped", Name: "deployer"}},
+	})
 	eventually(t, scopes("status.state=Synced")).WithTimeout(2*time.Minute).Should(HavePrefix(name+" "), "the same name")
 	eventually(t, func() string {
 		return tryKubectl(t, "get", "scope", name, "-o", "jsonpath={.status.objects} {.status.dependents[0]}")
@@ -280,8 +292,10 @@ func TestNoSecretIsShown(t *testing.T) {
 			return map[bool]string{true: "kubeconfigs", false: "tokens"}[object.GetName() == "remote"], nil
 		}, map[string]credential.Provider{
 			"tokens": credential.ServiceAccountTokens(credential.ServiceAccountOptions{}),
-			"kubeconfigs": credential.KubeconfigSecrets(credential.KubeconfigOptions{Namespace: "secretive",
-				Allow: credential.SecretsGuardedByAdmission}),
+			"kubeconfigs": credential.KubeconfigSecrets(credential.KubeconfigOptions{
+				Namespace: "secretive",
+				Allow:     credential.SecretsGuardedByAdmission,
+			}),
 		})
 	})
 	watch := kubectlBackground(t, nil, "get", "connections", "-w", "-o", "yaml")
@@ -290,8 +304,10 @@ func TestNoSecretIsShown(t *testing.T) {
 	kubeconfig := kubeconfigOf(t, user)
 	secrets := []string{strings.TrimSpace(kubectl(t, "create", "token", "deployer", "-n", "secretive")), kubeconfig,
 		string(user.KeyData), string(user.CertData)}
-	create(t, &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: "secretive", Name: "remote-kubeconfig"},
-		StringData: map[string]string{"value": kubeconfig}})
+	create(t, &corev1.Secret{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "secretive", Name: "remote-kubeconfig"},
+		StringData: map[string]string{"value": kubeconfig},
+	})
 	tenant(t, "secretive", "secretive")
 	tenant(t, "remote", "secretive")
 	eventually(t, func() string { return tryKubectl(t, "get", "connections") }).
@@ -300,8 +316,12 @@ func TestNoSecretIsShown(t *testing.T) {
 		ContainSubstring("username: system:serviceaccount:secretive:deployer")))
 	for _, name := range []string{"secretive", "remote"} {
 		g.Expect(o.connections.Watch(t.Context(), client.ObjectKey{Name: name}, clustercache.NewWatcher(
-			clustercache.WatcherOptions{Name: "content", Kind: &corev1.Secret{}, Watcher: fake.NewController(t),
-				EventHandler: &handler.EnqueueRequestForObject{}}))).To(Succeed())
+			clustercache.WatcherOptions{
+				Name:         "content",
+				Kind:         &corev1.Secret{},
+				Watcher:      fake.NewController(t),
+				EventHandler: &handler.EnqueueRequestForObject{},
+			}))).To(Succeed())
 	}
 	eventually(t, func() int { return strings.Count(tryKubectl(t, "get", "scopes", "-o", "yaml"), "state: Forbidden") }).
 		Should(Equal(2))

@@ -30,7 +30,8 @@ func TestFirstCallHasAllExtensions(t *testing.T) {
 	letGo := sync.OnceFunc(func() { close(release) })
 	skip := true
 	connections, err := clustercache.SetupWithManager(t.Context(), mgr, clustercache.Options{
-		AllowIdentity: clustercache.GuardedByAdmission, Client: clustercache.ClientOptions{UserAgent: "first-test"},
+		AllowIdentity: clustercache.GuardedByAdmission,
+		Client:        clustercache.ClientOptions{UserAgent: "first-test"},
 		Filter: func(object client.Object) bool {
 			if object.GetName() == "held" {
 				<-release

@@ -60,8 +60,11 @@ func TestMain(m *testing.M) {
 	}
 	ctrl.SetLogger(log)
 	klog.SetLogger(log)
-	os.Exit(testenv.Run(m, controlplane.Options{Aggregation: true, ControllerManager: true,
-		CRDs: []string{"../../../config/crd"}}, &env,
+	os.Exit(testenv.Run(m, controlplane.Options{
+		Aggregation:       true,
+		ControllerManager: true,
+		CRDs:              []string{"../../../config/crd"},
+	}, &env,
 		func(ctx context.Context) error {
 			cp, admin = env.ControlPlane, env.Admin
 			return admin.Create(ctx, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "rooms"}})
@@ -104,8 +107,12 @@ const apiService = "v1alpha1.rooms.example.com"
 func newServed(t *testing.T) *served {
 	t.Helper()
 	g := NewWithT(t)
-	s := &served{store: extensionapi.NewStore(), user: "rooms-server-" + strconv.FormatInt(servers.Add(1), 10),
-		service: apiService, group: v1alpha1.GroupVersion.Group}
+	s := &served{
+		store:   extensionapi.NewStore(),
+		user:    "rooms-server-" + strconv.FormatInt(servers.Add(1), 10),
+		service: apiService,
+		group:   v1alpha1.GroupVersion.Group,
+	}
 	var err error
 	s.config, err = cp.UserConfig(s.user)
 	g.Expect(err).NotTo(HaveOccurred())
@@ -121,11 +128,20 @@ func newServed(t *testing.T) *served {
 func (s *served) allow(t *testing.T) {
 	t.Helper()
 	subject := []rbacv1.Subject{{Kind: "User", APIGroup: rbacv1.GroupName, Name: s.user}}
-	create(t, &rbacv1.ClusterRoleBinding{ObjectMeta: metav1.ObjectMeta{Name: s.user}, Subjects: subject,
-		RoleRef: rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: "system:auth-delegator"}})
-	create(t, &rbacv1.RoleBinding{ObjectMeta: metav1.ObjectMeta{Namespace: "kube-system", Name: s.user}, Subjects: subject,
-		RoleRef: rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "Role",
-			Name: "extension-apiserver-authentication-reader"}})
+	create(t, &rbacv1.ClusterRoleBinding{
+		ObjectMeta: metav1.ObjectMeta{Name: s.user},
+		Subjects:   subject,
+		RoleRef:    rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: "system:auth-delegator"},
+	})
+	create(t, &rbacv1.RoleBinding{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "kube-system", Name: s.user},
+		Subjects:   subject,
+		RoleRef: rbacv1.RoleRef{
+			APIGroup: rbacv1.GroupName,
+			Kind:     "Role",
+			Name:     "extension-apiserver-authentication-reader",
+		},
+	})
 }
 
 // run starts the server with a certificate for the Service, and store. The server ends with the
@@ -135,13 +151,19 @@ func (s *served) run(t *testing.T, store any) {
 	g := NewWithT(t)
 	clients, err := kubernetes.NewForConfig(s.config)
 	g.Expect(err).NotTo(HaveOccurred())
-	certificate, key, err := s.authority.Issue(certs.Request{CommonName: "rooms",
-		Hosts: []string{"rooms.rooms.svc", "127.0.0.1", "localhost"}, ValidFor: time.Hour})
+	certificate, key, err := s.authority.Issue(certs.Request{
+		CommonName: "rooms",
+		Hosts:      []string{"rooms.rooms.svc", "127.0.0.1", "localhost"},
+		ValidFor:   time.Hour,
+	})
 	g.Expect(err).NotTo(HaveOccurred())
 	content, err := dynamiccertificates.NewStaticCertKeyContent("rooms", certificate, key)
 	g.Expect(err).NotTo(HaveOccurred())
-	s.server, err = extensionapi.NewServer(store, apiserver.ExtensionAPIServerOptions{Client: clients,
-		Listener: s.listener, Certificate: content})
+	s.server, err = extensionapi.NewServer(store, apiserver.ExtensionAPIServerOptions{
+		Client:      clients,
+		Listener:    s.listener,
+		Certificate: content,
+	})
 	g.Expect(err).NotTo(HaveOccurred())
 	ctx, cancel := context.WithCancel(context.Background())
 	server, ended := s.server, make(chan struct{})
@@ -181,17 +203,25 @@ func (s *served) apply(t *testing.T, caBundle []byte) {
 	NewWithT(t).Expect(err).NotTo(HaveOccurred())
 	number, err := strconv.ParseInt(port, 10, 32)
 	NewWithT(t).Expect(err).NotTo(HaveOccurred())
-	create(t, &corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: "rooms", Name: "rooms"},
-		Spec: corev1.ServiceSpec{Type: corev1.ServiceTypeExternalName, ExternalName: "localhost",
-			Ports: []corev1.ServicePort{{Port: int32(number)}}}})
+	create(t, &corev1.Service{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "rooms", Name: "rooms"},
+		Spec: corev1.ServiceSpec{
+			Type:         corev1.ServiceTypeExternalName,
+			ExternalName: "localhost",
+			Ports:        []corev1.ServicePort{{Port: int32(number)}},
+		},
+	})
 	service := &unstructured.Unstructured{Object: map[string]any{"spec": map[string]any{
 		"group": s.group, "version": v1alpha1.GroupVersion.Version,
 		"groupPriorityMinimum": int64(100), "versionPriority": int64(100),
 		"caBundle": base64.StdEncoding.EncodeToString(caBundle),
 		"service":  map[string]any{"namespace": "rooms", "name": "rooms", "port": number},
 	}}}
-	service.SetGroupVersionKind(schema.GroupVersionKind{Group: "apiregistration.k8s.io", Version: "v1",
-		Kind: "APIService"})
+	service.SetGroupVersionKind(schema.GroupVersionKind{
+		Group:   "apiregistration.k8s.io",
+		Version: "v1",
+		Kind:    "APIService",
+	})
 	service.SetName(s.service)
 	create(t, service)
 }

@@ -112,12 +112,21 @@ func TestUpdates(t *testing.T) {
 
 	config, err := cp.UserConfig("updater")
 	g.Expect(err).NotTo(HaveOccurred())
-	create(t, &rbacv1.Role{ObjectMeta: metav1.ObjectMeta{Namespace: "rooms", Name: "updater"}, Rules: []rbacv1.PolicyRule{
-		{APIGroups: []string{"rooms.example.com"}, Resources: []string{"reservations"}, Verbs: []string{"get", "update",
-			"patch"}}}})
-	create(t, &rbacv1.RoleBinding{ObjectMeta: metav1.ObjectMeta{Namespace: "rooms", Name: "updater"},
-		RoleRef:  rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "Role", Name: "updater"},
-		Subjects: []rbacv1.Subject{{Kind: "User", APIGroup: rbacv1.GroupName, Name: "updater"}}})
+	create(t, &rbacv1.Role{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "rooms", Name: "updater"},
+		Rules: []rbacv1.PolicyRule{
+			{
+				APIGroups: []string{"rooms.example.com"},
+				Resources: []string{"reservations"},
+				Verbs: []string{"get", "update",
+					"patch"},
+			}},
+	})
+	create(t, &rbacv1.RoleBinding{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "rooms", Name: "updater"},
+		RoleRef:    rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "Role", Name: "updater"},
+		Subjects:   []rbacv1.Subject{{Kind: "User", APIGroup: rbacv1.GroupName, Name: "updater"}},
+	})
 	updater := dynamic.NewForConfigOrDie(config).Resource(reservations).Namespace("rooms")
 	s.reserve("there", "red")
 	eventually(t, func() error {

@@ -166,8 +166,12 @@ func checkSource(t *testing.T, source string) *checkedPackage {
 
 func check(t *testing.T, path string, set *token.FileSet, imports types.Importer, files []*ast.File) *checkedPackage {
 	t.Helper()
-	info := &types.Info{Types: map[ast.Expr]types.TypeAndValue{}, Uses: map[*ast.Ident]types.Object{},
-		Defs: map[*ast.Ident]types.Object{}, Selections: map[*ast.SelectorExpr]*types.Selection{}}
+	info := &types.Info{
+		Types:      map[ast.Expr]types.TypeAndValue{},
+		Uses:       map[*ast.Ident]types.Object{},
+		Defs:       map[*ast.Ident]types.Object{},
+		Selections: map[*ast.SelectorExpr]*types.Selection{},
+	}
 	checked, err := (&types.Config{Importer: imports}).Check(path, set, files, info)
 	if err != nil {
 		t.Fatal(err)

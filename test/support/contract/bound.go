@@ -98,13 +98,18 @@ func boundToObject(t *testing.T, w World) {
 // boundGetters returns a call of each method of a view that needs a connection.
 func boundGetters(w World, view clustercache.Bound, name string) map[string]func(context.Context) error {
 	watcher := clustercache.NewWatcher(clustercache.WatcherOptions{
-		Name: name, Kind: &corev1.ConfigMap{}, Watcher: newController(),
+		Name:         name,
+		Kind:         &corev1.ConfigMap{},
+		Watcher:      newController(),
 		EventHandler: &handler.EnqueueRequestForObject{},
 	})
 	content := clustercache.NewContentWatch(clustercache.ContentWatchOptions{
-		Name: name + " content", Objects: []client.Object{
+		Name: name + " content",
+		Objects: []client.Object{
 			configMap(w, "there"),
-		}, Watcher: newController(), EventHandler: &handler.EnqueueRequestForObject{},
+		},
+		Watcher:      newController(),
+		EventHandler: &handler.EnqueueRequestForObject{},
 	})
 	return map[string]func(context.Context) error{
 		"GetClient":         func(ctx context.Context) error { _, err := view.GetClient(ctx); return err },

@@ -103,11 +103,15 @@ func remove(t *testing.T, w World, name string) {
 // getters returns a call of each method that needs a connection.
 func getters(cc clustercache.ClusterCache, name string) map[string]func(context.Context) error {
 	watcher := clustercache.NewWatcher(clustercache.WatcherOptions{
-		Name: "getters", Kind: &corev1.ConfigMap{}, Watcher: newController(),
+		Name:         "getters",
+		Kind:         &corev1.ConfigMap{},
+		Watcher:      newController(),
 		EventHandler: &handler.EnqueueRequestForObject{},
 	})
 	content := clustercache.NewContentWatch(clustercache.ContentWatchOptions{
-		Name: "content", Watcher: newController(), EventHandler: &handler.EnqueueRequestForObject{},
+		Name:         "content",
+		Watcher:      newController(),
+		EventHandler: &handler.EnqueueRequestForObject{},
 	})
 	return map[string]func(context.Context) error{
 		"GetClient":         func(ctx context.Context) error { _, err := cc.GetClient(ctx, key(name)); return err },

@@ -86,8 +86,11 @@ func subscribeStates(t *testing.T, w World) {
 	g.Eventually(s.first).WithTimeout(patience).Should(Equal([]client.ObjectKey{key("blue"), key("red")}))
 
 	watcher := clustercache.NewWatcher(clustercache.WatcherOptions{
-		Name: "content", Kind: &corev1.ConfigMap{}, Scope: clustercache.Scope{Namespace: w.Namespace()},
-		Watcher: newController(), EventHandler: &handler.EnqueueRequestForObject{},
+		Name:         "content",
+		Kind:         &corev1.ConfigMap{},
+		Scope:        clustercache.Scope{Namespace: w.Namespace()},
+		Watcher:      newController(),
+		EventHandler: &handler.EnqueueRequestForObject{},
 	})
 	g.Expect(w.Cache().Watch(t.Context(), key("red"), watcher)).To(Succeed())
 	g.Eventually(s.last).WithTimeout(patience).Should(Equal("Connected watch content ConfigMap Synced"))

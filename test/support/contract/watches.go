@@ -95,7 +95,10 @@ func watchConflict(t *testing.T, w World) {
 	g.Expect(w.Cache().Watch(ctx, key("red"), watcherOf(w, c, "watch", &corev1.Secret{}, ""))).
 		To(MatchError(clustercache.ErrWatchConflict))
 	everywhere := clustercache.NewWatcher(clustercache.WatcherOptions{
-		Name: "watch", Watcher: c, Kind: &corev1.ConfigMap{}, EventHandler: c,
+		Name:         "watch",
+		Watcher:      c,
+		Kind:         &corev1.ConfigMap{},
+		EventHandler: c,
 	})
 	g.Expect(w.Cache().Watch(ctx, key("red"), everywhere)).To(MatchError(clustercache.ErrWatchConflict))
 	g.Expect(w.Cache().WatchContent(ctx, key("red"), contentOf(c, "watch"))).To(MatchError(clustercache.ErrWatchConflict))
@@ -105,8 +108,13 @@ func watchConflict(t *testing.T, w World) {
 	reports := make(chan clustercache.WatchError, 10)
 	g.Expect(w.Cache().
 		Watch(ctx, key("red"),
-			clustercache.NewWatcher(clustercache.WatcherOptions{Name: "gadgets", Watcher: c, Kind: gadget, EventHandler: c,
-				OnError: func(_ context.Context, err clustercache.WatchError) { reports <- err }}))).To(Succeed())
+			clustercache.NewWatcher(clustercache.WatcherOptions{
+				Name:         "gadgets",
+				Watcher:      c,
+				Kind:         gadget,
+				EventHandler: c,
+				OnError:      func(_ context.Context, err clustercache.WatchError) { reports <- err },
+			}))).To(Succeed())
 	var missing clustercache.WatchError
 	g.Eventually(reports).WithTimeout(patience).Should(Receive(&missing))
 	g.Expect(meta.IsNoMatchError(missing.Err)).To(BeTrue())
@@ -196,14 +204,22 @@ func watchContent(t *testing.T, w World) {
 // watcherOf returns a watcher of a kind in the world's namespace, whose events the controller
 // records.
 func watcherOf(w World, c *controller, name string, kind client.Object, dependent types.UID) clustercache.Watcher {
-	return clustercache.NewWatcher(clustercache.WatcherOptions{Name: name, Watcher: c, Kind: kind, EventHandler: c,
-		Dependent: dependent,
-		Scope:     clustercache.Scope{Namespace: w.Namespace()}})
+	return clustercache.NewWatcher(clustercache.WatcherOptions{
+		Name:         name,
+		Watcher:      c,
+		Kind:         kind,
+		EventHandler: c,
+		Dependent:    dependent,
+		Scope:        clustercache.Scope{Namespace: w.Namespace()},
+	})
 }
 
 // contentOf returns a content watch whose events the controller records.
 func contentOf(c *controller, name string, objects ...client.Object) clustercache.ContentWatch {
 	return clustercache.NewContentWatch(clustercache.ContentWatchOptions{
-		Name: name, Watcher: c, Objects: objects, EventHandler: c,
+		Name:         name,
+		Watcher:      c,
+		Objects:      objects,
+		EventHandler: c,
 	})
 }

@@ -103,9 +103,13 @@ func Start(ctx context.Context, cp *controlplane.ControlPlane, objects []*unstru
 	if err != nil {
 		return nil, err
 	}
-	m := &Manager{Namespace: deployment.Namespace, Name: deployment.Name,
-		User:  "system:serviceaccount:" + deployment.Namespace + ":" + account,
-		grace: time.Duration(*pod.TerminationGracePeriodSeconds) * time.Second, ended: make(chan struct{})}
+	m := &Manager{
+		Namespace: deployment.Namespace,
+		Name:      deployment.Name,
+		User:      "system:serviceaccount:" + deployment.Namespace + ":" + account,
+		grace:     time.Duration(*pod.TerminationGracePeriodSeconds) * time.Second,
+		ended:     make(chan struct{}),
+	}
 	for _, address := range []*string{&m.MetricsAddress, &m.ProbesAddress, &m.StateAddress,
 		&m.StatusAddress} {
 		if *address, err = freeAddress(); err != nil {
@@ -167,8 +171,10 @@ func writeKubeconfig(ctx context.Context, cp *controlplane.ControlPlane, namespa
 	return file, errors.WithStack(clientcmd.WriteToFile(clientcmdapi.Config{
 		CurrentContext: "it",
 		Contexts:       map[string]*clientcmdapi.Context{"it": {Cluster: "it", AuthInfo: "it"}},
-		Clusters: map[string]*clientcmdapi.Cluster{"it": {Server: cp.Config().Host,
-			CertificateAuthorityData: cp.Config().CAData}},
+		Clusters: map[string]*clientcmdapi.Cluster{"it": {
+			Server:                   cp.Config().Host,
+			CertificateAuthorityData: cp.Config().CAData,
+		}},
 		AuthInfos: map[string]*clientcmdapi.AuthInfo{"it": {Token: strings.TrimSpace(token)}},
 	}, file))
 }
@@ -236,8 +242,10 @@ type StatusError struct {
 func (e *StatusError) Error() string { return http.StatusText(e.Code) + ": " + e.Body }
 
 // insecure verifies no certificates, as the ServiceMonitor without metrics.certificateSecret.
-var insecure = &http.Client{Transport: &http.Transport{DisableKeepAlives: true,
-	TLSClientConfig: &tls.Config{InsecureSkipVerify: true}}}
+var insecure = &http.Client{Transport: &http.Transport{
+	DisableKeepAlives: true,
+	TLSClientConfig:   &tls.Config{InsecureSkipVerify: true},
+}}
 
 func get(ctx context.Context, httpClient *http.Client, url, token string) (string, error) {
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
@@ -305,8 +313,11 @@ func Pod(objects []*unstructured.Unstructured) (*corev1.Pod, error) {
 	if err := find(objects, "Deployment", &deployment); err != nil {
 		return nil, err
 	}
-	pod := &corev1.Pod{TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "Pod"},
-		ObjectMeta: deployment.Spec.Template.ObjectMeta, Spec: deployment.Spec.Template.Spec}
+	pod := &corev1.Pod{
+		TypeMeta:   metav1.TypeMeta{APIVersion: "v1", Kind: "Pod"},
+		ObjectMeta: deployment.Spec.Template.ObjectMeta,
+		Spec:       deployment.Spec.Template.Spec,
+	}
 	pod.Namespace, pod.Name = deployment.Namespace, deployment.Name
 	return pod, nil
 }

@@ -119,8 +119,15 @@ func ofRule(role string, index int, namespace string, rule rbacv1.PolicyRule) (p
 		for _, resource := range rule.Resources {
 			for _, verb := range rule.Verbs {
 				for _, name := range names {
-					permissions = append(permissions, Permission{Role: role, Rule: index, Namespace: namespace, Group: group,
-						Resource: resource, Verb: verb, Name: name})
+					permissions = append(permissions, Permission{
+						Role:      role,
+						Rule:      index,
+						Namespace: namespace,
+						Group:     group,
+						Resource:  resource,
+						Verb:      verb,
+						Name:      name,
+					})
 				}
 			}
 		}

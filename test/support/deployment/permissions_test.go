@@ -59,8 +59,13 @@ const (
 
 // request returns an event of the audit log.
 func request(verb, uri, reason string, object auditv1.ObjectReference) auditv1.Event {
-	event := auditv1.Event{Stage: auditv1.StageResponseComplete, Verb: verb, RequestURI: uri, ObjectRef: &object,
-		Annotations: map[string]string{"authorization.k8s.io/reason": reason}}
+	event := auditv1.Event{
+		Stage:       auditv1.StageResponseComplete,
+		Verb:        verb,
+		RequestURI:  uri,
+		ObjectRef:   &object,
+		Annotations: map[string]string{"authorization.k8s.io/reason": reason},
+	}
 	event.User.Username = "system:serviceaccount:system:manager"
 	return event
 }
@@ -77,12 +82,18 @@ func rightfulRequests() []auditv1.Event {
 		request("watch", "/watch?sendInitialEvents=true", byRole, accounts),
 		request("create", "/token", byRole, token("a")),
 		request("create", "/token", byRole, token("b")),
-		request("create", "/reviews", byCluster, auditv1.ObjectReference{APIGroup: "authentication.k8s.io",
-			Resource: "tokenreviews"}),
-		request("create", "/reviews", byCluster, auditv1.ObjectReference{APIGroup: "authorization.k8s.io",
-			Resource: "subjectaccessreviews"}),
-		request("create", "/reviews", byAny, auditv1.ObjectReference{APIGroup: "authorization.k8s.io",
-			Resource: "selfsubjectaccessreviews"}),
+		request("create", "/reviews", byCluster, auditv1.ObjectReference{
+			APIGroup: "authentication.k8s.io",
+			Resource: "tokenreviews",
+		}),
+		request("create", "/reviews", byCluster, auditv1.ObjectReference{
+			APIGroup: "authorization.k8s.io",
+			Resource: "subjectaccessreviews",
+		}),
+		request("create", "/reviews", byAny, auditv1.ObjectReference{
+			APIGroup: "authorization.k8s.io",
+			Resource: "selfsubjectaccessreviews",
+		}),
 	}
 }
 
@@ -95,20 +106,28 @@ func TestCheckPermissions(t *testing.T) {
 		want      string // part of the error, "" for none
 	}{
 		"as it should be": {},
-		"denied": {requests: func(r []auditv1.Event) []auditv1.Event {
-			denied := request("get", "/secrets", "", auditv1.ObjectReference{Resource: "secrets", Namespace: "blue"})
-			_ = json.Unmarshal([]byte(`{"code": 403}`), &denied.ResponseStatus)
-			return append(r, denied)
-		}, want: "denied: get /secrets"},
-		"a name is not used": {requests: func(r []auditv1.Event) []auditv1.Event {
-			r[4] = r[3]
-			return r
+		"denied": {
+			requests: func(r []auditv1.Event) []auditv1.Event {
+				denied := request("get", "/secrets", "", auditv1.ObjectReference{Resource: "secrets", Namespace: "blue"})
+				_ = json.Unmarshal([]byte(`{"code": 403}`), &denied.ResponseStatus)
+				return append(r, denied)
+			},
+			want: "denied: get /secrets",
 		},
-			want: "not used: Role/latchkey rule 1: create serviceaccounts/token b in blue"},
-		"used, but allowed by another binding": {requests: func(r []auditv1.Event) []auditv1.Event {
-			r[4].Annotations["authorization.k8s.io/reason"] = byCluster
-			return r
-		}, want: "not used: Role/latchkey rule 1: create serviceaccounts/token b in blue"},
+		"a name is not used": {
+			requests: func(r []auditv1.Event) []auditv1.Event {
+				r[4] = r[3]
+				return r
+			},
+			want: "not used: Role/latchkey rule 1: create serviceaccounts/token b in blue",
+		},
+		"used, but allowed by another binding": {
+			requests: func(r []auditv1.Event) []auditv1.Event {
+				r[4].Annotations["authorization.k8s.io/reason"] = byCluster
+				return r
+			},
+			want: "not used: Role/latchkey rule 1: create serviceaccounts/token b in blue",
+		},
 		"in the whole cluster": {
 			manifests: func(m string) string {
 				return strings.Replace(strings.Replace(m, tokens, "", 1), "rules:\n", "rules:\n"+tokens+"\n", 1)
@@ -117,7 +136,9 @@ func TestCheckPermissions(t *testing.T) {
 				r[3].Annotations["authorization.k8s.io/reason"] = byCluster
 				r[4].Annotations["authorization.k8s.io/reason"] = byCluster
 				return r
-			}, want: "used in single namespaces only: ClusterRole/latchkey rule 0: create serviceaccounts/token a"},
+			},
+			want: "used in single namespaces only: ClusterRole/latchkey rule 0: create serviceaccounts/token a",
+		},
 		"in the whole cluster, with flags for all namespaces": {
 			manifests: func(m string) string {
 				m = strings.Replace(m, ", --service-account-namespaces=blue", "", 1)
@@ -128,17 +149,26 @@ func TestCheckPermissions(t *testing.T) {
 				r[4].Annotations["authorization.k8s.io/reason"] = byCluster
 				return r
 			}},
-		"everything that is no resource": {manifests: func(m string) string {
-			return strings.Replace(m, "rules:\n", "rules:\n- {nonResourceURLs: ['*'], verbs: ['*']}\n", 1)
-		}, want: `ClusterRoleBinding "latchkey" grants nonResourceURLs`},
-		"for a group": {manifests: func(m string) string {
-			return m + "---\napiVersion: rbac.authorization.k8s.io/v1\nkind: ClusterRoleBinding\nmetadata: {name: admins}\n" +
-				"roleRef: {kind: ClusterRole, name: cluster-admin}\n" +
-				"subjects: [{kind: Group, name: 'system:serviceaccounts'}]\n"
-		}, want: `ClusterRoleBinding "admins" is for Group system:serviceaccounts`},
-		"by something else": {requests: func(r []auditv1.Event) []auditv1.Event {
-			return append(r, request("get", "/secrets", byAdmins, auditv1.ObjectReference{Resource: "secrets"}))
-		}, want: "allowed by something else than the manifests: get /secrets"},
+		"everything that is no resource": {
+			manifests: func(m string) string {
+				return strings.Replace(m, "rules:\n", "rules:\n- {nonResourceURLs: ['*'], verbs: ['*']}\n", 1)
+			},
+			want: `ClusterRoleBinding "latchkey" grants nonResourceURLs`,
+		},
+		"for a group": {
+			manifests: func(m string) string {
+				return m + "---\napiVersion: rbac.authorization.k8s.io/v1\nkind: ClusterRoleBinding\nmetadata: {name: admins}\n" +
+					"roleRef: {kind: ClusterRole, name: cluster-admin}\n" +
+					"subjects: [{kind: Group, name: 'system:serviceaccounts'}]\n"
+			},
+			want: `ClusterRoleBinding "admins" is for Group system:serviceaccounts`,
+		},
+		"by something else": {
+			requests: func(r []auditv1.Event) []auditv1.Event {
+				return append(r, request("get", "/secrets", byAdmins, auditv1.ObjectReference{Resource: "secrets"}))
+			},
+			want: "allowed by something else than the manifests: get /secrets",
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			g := NewWithT(t)

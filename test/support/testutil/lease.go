@@ -35,8 +35,11 @@ func (l *Lease) Update(context.Context, resourcelock.LeaderElectionRecord) error
 // Renew makes the lease last for so many seconds from now on.
 func (l *Lease) Renew(seconds int) {
 	l.renewals++ // each renewal is another second, so that it counts
-	_ = l.fenced.Update(context.Background(), resourcelock.LeaderElectionRecord{HolderIdentity: l.Identity(),
-		LeaseDurationSeconds: seconds, RenewTime: metav1.Unix(l.renewals, 0)})
+	_ = l.fenced.Update(context.Background(), resourcelock.LeaderElectionRecord{
+		HolderIdentity:       l.Identity(),
+		LeaseDurationSeconds: seconds,
+		RenewTime:            metav1.Unix(l.renewals, 0),
+	})
 }
 
 // Release gives the lease up.

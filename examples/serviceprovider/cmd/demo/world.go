@@ -112,8 +112,10 @@ func (w *world) startProvider(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	mgr, err := ctrl.NewManager(onboardingConfig, manager.Options{Scheme: newScheme(),
-		Metrics: metricsserver.Options{BindAddress: "0"}})
+	mgr, err := ctrl.NewManager(onboardingConfig, manager.Options{
+		Scheme:  newScheme(),
+		Metrics: metricsserver.Options{BindAddress: "0"},
+	})
 	if err != nil {
 		return err
 	}

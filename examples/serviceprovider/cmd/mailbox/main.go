@@ -52,9 +52,14 @@ func run(platformKubeconfig, namespace string) error {
 		}
 	}
 	// Without a permission these caches stay up and report the missing permission.
-	mgr, err := ctrl.NewManager(onboardingConfig, manager.Options{Scheme: scheme, NewCache: scopedcache.New,
-		LeaderElection: true, LeaderElectionID: mailbox.ProviderName, LeaderElectionNamespace: namespace,
-		LeaderElectionConfig: platformConfig})
+	mgr, err := ctrl.NewManager(onboardingConfig, manager.Options{
+		Scheme:                  scheme,
+		NewCache:                scopedcache.New,
+		LeaderElection:          true,
+		LeaderElectionID:        mailbox.ProviderName,
+		LeaderElectionNamespace: namespace,
+		LeaderElectionConfig:    platformConfig,
+	})
 	if err != nil {
 		return err
 	}
