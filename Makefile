@@ -40,7 +40,7 @@ run-serviceprovider: ## a service provider on three control planes; ONCE=1 ends 
 		KUBEBUILDER_ASSETS="$$assets" exec bin/serviceprovider-demo $(if $(ONCE),--once)
 
 .PHONY: generate
-generate: ## deep copies, CustomResourceDefinitions and OpenAPI definitions from Go types, and the diagrams of the machines
+generate: ## deep copies, CustomResourceDefinitions and OpenAPI definitions from Go types, the diagrams of the machines, and what the pages and the code share
 	@go build -C $(TOOLS) -o $(CURDIR)/bin/controller-gen sigs.k8s.io/controller-tools/cmd/controller-gen
 	bin/controller-gen object crd:maxDescLen=0 paths=./serviceprovider/clustersv1alpha1 output:crd:dir=serviceprovider/clustersv1alpha1/crds
 	bin/controller-gen object crd:maxDescLen=0 paths=./examples/serviceprovider/v1alpha1 output:crd:dir=examples/serviceprovider/config/crds
@@ -51,6 +51,7 @@ generate: ## deep copies, CustomResourceDefinitions and OpenAPI definitions from
 			--output-file zz_generated.openapi.go --output-model-name-file zz_generated.model_name.go ./$$p || exit 1; \
 	done
 	go generate ./accessor/internal/lifecycle ./scopedcache/internal/monitor
+	go run ./hack/advice > internal/advice/advice.new && mv internal/advice/advice.new internal/advice/zz_generated.reasons.go
 	go run ./hack/reference > docs/reference.md.new && mv docs/reference.md.new docs/reference.md
 
 # render,<folder of deploy/kustomize>,<flags of helm template>

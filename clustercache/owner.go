@@ -40,7 +40,7 @@ func (o *owner) leads() func() bool {
 		return nil
 	}
 	return func() bool {
-		_, leads := o.engine.Owns(o.reconciler.object)
+		_, leads := o.term(o.reconciler.object)
 		return leads
 	}
 }

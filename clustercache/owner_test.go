@@ -59,14 +59,18 @@ func TestTermThatHasEnded(t *testing.T) {
 	o := &owner{engine: engine}
 	owns := func() bool { _, owned := o.term(nil); return owned }
 	g.Expect(owns()).To(BeTrue(), "without a lease")
+	leads := (&owner{engine: engine, reconciler: &reconciler{}}).leads()
+	g.Expect(leads()).To(BeTrue())
 	engine.term = f.Term()
 	g.Expect(owns()).To(BeFalse(), "before the lease")
 	lease.Renew(3600)
 	g.Expect(owns()).To(BeFalse(), "a term does not begin again")
 	engine.term = f.Term()
 	g.Expect(owns()).To(BeTrue())
+	g.Expect(leads()).To(BeTrue())
 	lease.Release()
 	g.Expect(owns()).To(BeFalse())
+	g.Expect(leads()).To(BeFalse())
 }
 
 // fixedEngine has every extension in one term.
@@ -74,5 +78,7 @@ type fixedEngine struct {
 	ownership.Engine
 	term *fence.Term
 }
+
+func (e *fixedEngine) Kind() ownership.Kind { return ownership.OneLeads }
 
 func (e *fixedEngine) Owns(client.Object) (*fence.Term, bool) { return e.term, true }

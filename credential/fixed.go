@@ -29,7 +29,7 @@ const (
 	maxToken   = 32 << 10 // more than the headers that an API server accepts
 )
 
-// secretMaterial is a secret as it was provided: a token or a client certificate. A proof never
+// secretMaterial is a secret as it was provided: a token or a client certificate. A secret never
 // changes.
 type secretMaterial struct {
 	token       secret
@@ -37,7 +37,7 @@ type secretMaterial struct {
 	version     string // differs for different secrets, and reveals nothing about them
 }
 
-// newSecretMaterial returns the proof for a token or a client certificate, of which exactly one
+// newSecretMaterial returns the secret of a token or a client certificate, of which exactly one
 // must be set. The error contains no part of the secret.
 func newSecretMaterial(token string, certPEM, keyPEM []byte) (secretMaterial, error) {
 	hasCertificate := len(certPEM)+len(keyPEM) > 0
@@ -124,7 +124,7 @@ func digest(contents ...[]byte) string {
 	return hex.EncodeToString(all.Sum(nil))
 }
 
-// open returns a credential that uses the proof.
+// open returns a credential that uses the secret.
 func (p secretMaterial) open() identity.Credential { return newStaticCredential(p) }
 
 func newStaticCredential(p secretMaterial) *staticCredential {

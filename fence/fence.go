@@ -42,8 +42,8 @@ func newFence() *Fence { return newFenceAt(time.Now) }
 
 func newFenceAt(now func() time.Time) *Fence { return &Fence{now: now} }
 
-// Open reports whether the fence is open: whether a request may start now.
-func (f *Fence) Open() bool { return f.Term().Err() == nil }
+// Open reports whether the fence is open: whether a request may start now. A nil Fence is not open.
+func (f *Fence) Open() bool { return f != nil && f.Term().Err() == nil }
 
 // Term returns the current term, the same one until the fence closes. While the fence is closed, it
 // is a term that has ended. That of a nil Fence is nil, a term that lasts for ever.

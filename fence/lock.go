@@ -11,17 +11,22 @@ import (
 )
 
 // ForLeaderElection wraps the lock of a leader election, and returns a fence that is open while
-// this replica holds the lock. leaseDuration is the LeaseDuration of the leader election, whole
-// seconds: a Lease has no fractions of seconds, and the fence never opens with less than one. If a
-// record has a shorter duration, the shorter one counts. Give the returned lock, and no other, to
-// one LeaderElector or manager; the lock is not safe for concurrent use. The lock's Identity must
-// be unique to this process.
+// this replica holds the lock. Any client-go resource lock works. Its Identity must be unique to
+// this process.
+//
+// leaseDuration is the LeaseDuration of the leader election, in whole seconds: a Lease has no
+// fractions of seconds, and with less than one the fence never opens. If a record has a shorter
+// duration, the shorter one counts.
+//
+// Give the returned lock, and no other, to one LeaderElector or manager. The lock is not safe for
+// concurrent use.
 func ForLeaderElection(lock resourcelock.Interface, leaseDuration time.Duration) (resourcelock.Interface, *Fence) {
 	f := newFence()
 	return &fencedLock{Interface: lock, fence: f, duration: leaseDuration}, f
 }
 
-// fencedLock tells its fence what becomes of the lock. A LeaderElector calls it from one goroutine.
+// fencedLock reports to its fence what becomes of the lock. A LeaderElector calls the methods from
+// one goroutine.
 type fencedLock struct {
 	resourcelock.Interface
 	fence    *Fence
@@ -30,13 +35,14 @@ type fencedLock struct {
 	sent     sentTimes
 }
 
-// distinct returns the record with a time of renewal that no record before had, to the second.
-// Other replicas compare what is in a lease, and count from when they first saw it. But a
-// LeaderElector that got no answer sends the same record again, and a clock that is set back makes
-// a record the same as an earlier one: others would see no change, and count from the first.
+// distinct returns the record with a time of renewal that no earlier record had, to the second.
+// Other replicas compare the contents of a lease, and count from when they first saw them. But a
+// LeaderElector that got no answer sends the same record again, and after a clock is set back a
+// record can equal an earlier one. Other replicas would see no change, and count from the earlier
+// one.
 //
-// A time that was not sent before stays as it is. So one record with a time far ahead, from a clock
-// that was wrong for a moment, does not move the times of the records after it.
+// A time that was not sent before does not change. So after a clock was wrong for a moment, one
+// record has a time far ahead, and not all records that follow.
 func (l *fencedLock) distinct(record resourcelock.LeaderElectionRecord) resourcelock.LeaderElectionRecord {
 	asked := record.RenewTime.Unix()
 	if second := l.sent.add(asked); second != asked {
@@ -45,9 +51,9 @@ func (l *fencedLock) distinct(record resourcelock.LeaderElectionRecord) resource
 	return record
 }
 
-// rememberedTimes is how many records a fencedLock remembers: more than two hours of renewals. Only
-// an observer that saw none of so many records, and a clock that is set back to the very second of
-// an earlier one, could take two records for the same.
+// rememberedTimes is how many records a fencedLock remembers: more than two hours of renewals. An
+// observer could take two records for the same only if it saw none of so many records, and a clock
+// is set back to the very second of an earlier one.
 const rememberedTimes = 4096
 
 // sentTimes are the times of renewal in the last records that were sent, in seconds.
@@ -78,8 +84,8 @@ func (s *sentTimes) has(second int64) bool {
 	return ok
 }
 
-// Get implements resourcelock.Interface. A lock that is gone, or that another replica holds, closes
-// the fence.
+// Get implements resourcelock.Interface. If the lock is gone, or another replica holds it, the
+// fence closes.
 func (l *fencedLock) Get(ctx context.Context) (*resourcelock.LeaderElectionRecord, []byte, error) {
 	record, raw, err := l.Interface.Get(ctx)
 	switch {
@@ -105,13 +111,13 @@ func (l *fencedLock) Update(ctx context.Context, record resourcelock.LeaderElect
 	return l.write(record, func(r resourcelock.LeaderElectionRecord) error { return l.Interface.Update(ctx, r) })
 }
 
-// write opens the fence after a write that makes this replica the holder. Before a write that gives
-// the lock up, write closes the fence: another replica may lead before the answer is here.
+// write opens the fence after a write that makes this replica the holder. If the write gives the
+// lock up, the fence closes before it: another replica may lead before the answer is here.
 //
-// The lock of another replica is not given up. A LeaderElector whose deadline for renewals is over
-// gets the lock, and then gives it up by what it remembers, not by what it got: that would take the
-// lock from the replica that leads meanwhile, whose fence would stay open beside that of the next
-// one.
+// write does not give up the lock of another replica. A LeaderElector whose deadline for renewals
+// is over reads the lock, and then gives it up as if it were still the holder. That would take the
+// lock from the replica that leads meanwhile, and its fence would stay open beside that of the next
+// leader.
 func (l *fencedLock) write(record resourcelock.LeaderElectionRecord,
 	send func(resourcelock.LeaderElectionRecord) error) error {
 	if record.HolderIdentity != l.Identity() {

@@ -247,6 +247,13 @@ func TestNoFence(t *testing.T) {
 	g.Expect(err).NotTo(HaveOccurred())
 	g.Expect(resp.Body.Close()).To(Succeed())
 	g.Expect(f.Remaining()).To(BeZero())
+	g.Expect(f.Open()).To(BeFalse())
+	term := f.Term()
+	g.Expect(term.Err()).NotTo(HaveOccurred(), "a nil term lasts for ever")
+	g.Expect(term.Context().Err()).NotTo(HaveOccurred())
+	resp, err = term.RoundTripper(deaf(0, http.NoBody)).RoundTrip(request(t.Context(), http.MethodPost, nil))
+	g.Expect(err).NotTo(HaveOccurred())
+	g.Expect(resp.Body.Close()).To(Succeed())
 }
 
 // The context of a request says which term the request needs.

@@ -26,27 +26,28 @@ import (
 type LeaderOptions struct {
 	// Lease is that of the leader election.
 	Lease types.NamespacedName
-	// Holder is what the Lease has as its holder while replicas share. It is the same for all
-	// replicas that share in one way, such as "replicas that share by 64 buckets", and differs from
-	// the identities of leaders, and from what replicas have that share in another way.
+	// Holder is the holder of the Lease while replicas share, for example "replicas that share by 64
+	// buckets". All replicas that share in the same way have the same Holder. Replicas that share in
+	// another way have another one. A leader must not have it as its identity.
 	Holder string
 	// LeaseDuration is that of the engine. Defaults to 15 s.
 	LeaseDuration time.Duration
 }
 
-// WithLeaderLease returns an engine for replicas that share what one leader served before. The
-// leader and the replicas would not know of each other while a rolling update replaces the one with
-// the others, or takes that back. So the replicas that share hold the Lease of the leader election
+// WithLeaderLease returns an engine for replicas that share what one leader served before. During a
+// rolling update to sharing, or back, a leader and replicas that share run at the same time, and do
+// not know of each other. So the replicas that share hold the Lease of the leader election
 // together:
 //
 //   - Run waits until no leader holds the Lease. Then it runs engine.
 //   - No leader can take the Lease while one replica runs, nor for the LeaseDuration and 10 s after
 //     the last one.
-//   - If the Lease is lost, Run ends engine, and returns an error, which ends the manager. So does
-//     an engine that is a Fitter and does not fit.
+//   - If the Lease is lost, Run ends engine and returns an error, which ends the manager. Run also
+//     returns an error if engine is a Fitter and does not fit.
 //
-// Do not use the Lease of a leader election that goes on beside the sharing. config is that of the
-// host operator, which needs get, create and update on the Lease. WithLeaderLease sends no request.
+// Do not use the Lease of a leader election that goes on beside the sharing. config has the
+// permissions of the host operator, which needs get, create and update on the Lease.
+// WithLeaderLease sends no request.
 func WithLeaderLease(engine Engine, config *rest.Config, options LeaderOptions) (Engine, error) {
 	if options.Lease.Name == "" || options.Lease.Namespace == "" || options.Holder == "" {
 		return nil, errors.New("LeaderOptions.Lease and LeaderOptions.Holder must be set")

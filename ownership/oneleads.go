@@ -12,11 +12,13 @@ import (
 )
 
 // Leader returns an engine for a host operator with leader election: the replica that holds the
-// lease of f has all extensions. [fence.ForLeaderElection] returns f. While f is closed, no request
-// of a connection starts, and none goes on: a replica that was suspended, or cut off, sends nothing
-// as a tenant that another replica may already serve. Streams such as those of exec, over TCP
-// connections that client-go dials itself, are the exception. Connections end with the lease, with
-// the reason NotLeading, and are made anew when f opens again.
+// lease of f has all extensions. [fence.ForLeaderElection] returns f.
+//
+// While f is closed, no request of a connection starts, and requests under way end. A replica that
+// was suspended or cut off thus sends nothing as a tenant that another replica may already serve.
+// Streams such as those of exec do not end: client-go dials their TCP connections itself.
+// Connections end with the lease, with the reason NotLeading. When f opens again, the extensions
+// are connected again.
 //
 // Several ClusterCaches may each have a Leader of the same f.
 func Leader(f *fence.Fence) Engine { return leader{f} }
@@ -37,8 +39,7 @@ func (l leader) Check(schema.GroupKind, bool) error {
 
 // Owns implements Engine.
 func (l leader) Owns(client.Object) (term *fence.Term, owned bool) {
-	term = l.fence.Term()
-	return term, term.Err() == nil
+	return l.fence.Term(), l.fence.Open()
 }
 
 // Run implements Engine. What the replica has ends with the lease, so Run gives nothing up.

@@ -73,7 +73,8 @@
 // selector. All holders of one scope share one informer, which stops when the last holder releases
 // the scope. The handle reads the scope, accepts event handlers, and reports the scope's state. The
 // manager's cache is a [Cache]: mgr.GetCache().(scopedcache.Cache). The cache of a connection, from
-// GetCluster of ClusterCache, is one too.
+// GetCluster of ClusterCache, is one too. A scope that only reads use, without a handle, ends when
+// nothing has read it for IdleTimeout, which is for ever by default.
 //
 // Event handlers outlive informers. When access or a kind comes back, handlers receive an add event
 // for every object. For each object that was deleted in the meantime they receive

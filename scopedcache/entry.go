@@ -21,13 +21,14 @@ type entry struct {
 	env       *environment
 	entries   *entrySet // that the entry is in
 
-	handles []*Handle   // guarded by entries.mu: the holders
-	pinned  bool        // guarded by entries.mu: GetInformer returned the informer
-	waiting int         // guarded by entries.mu: the number of readers that wait
-	recent  atomic.Bool // set by each read, cleared at each check for idleness
-	gone    latch.Latch // opened under entries.mu when the entry is dropped
-	idle    bool        // set before gone is opened: dropped because no one read it
-	end     func()      // set under entries.mu when the scope starts to run
+	// What keeps the scope: see neededLocked. stopIfIdle ends it when nothing does.
+	handles   []*Handle   // guarded by entries.mu: the holders
+	pinned    bool        // guarded by entries.mu: GetInformer returned the informer
+	waiting   int         // guarded by entries.mu: the number of readers that wait
+	recent    atomic.Bool // set by each read, cleared at each check for idleness
+	gone      latch.Latch // opened under entries.mu when the entry is dropped
+	endedIdle bool        // set before gone is opened: dropped because no one read it
+	end       func()      // set under entries.mu when the scope starts to run
 
 	mail mailbox // events for the run of the scope
 
@@ -68,7 +69,7 @@ func (s *entry) await(ctx context.Context, u *user) (*informer, error) {
 		case state == StateForbidden:
 			return nil, lastError
 		case state == StateNotServed:
-			s.mail.markRead()
+			s.mail.markWanted()
 			return nil, lastError
 		}
 		select {

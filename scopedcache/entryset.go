@@ -133,7 +133,7 @@ func (s *entrySet) dropIfIdle(e *entry) bool {
 	if neededLocked(e) {
 		return false
 	}
-	e.idle = true
+	e.endedIdle = true
 	s.dropLocked(e)
 	return true
 }

@@ -78,9 +78,9 @@ func (s *scopedCache) Hold(_ context.Context, object client.Object, scope Scope,
 }
 
 // Release ends the hold on the scope. Later calls have no effect. When the last handle of a scope
-// is released, the informer stops, and reads through any of the handles fail with ErrReleased.
-// While other handles hold the scope, event handlers that were added through this handle still
-// receive events: remove them first.
+// is released, and nothing else needs the scope, the informer stops, and reads through any of the
+// handles fail with ErrReleased. While other handles hold the scope, event handlers that were added
+// through this handle still receive events: remove them first.
 func (h *Handle) Release() {
 	if h.dead.Swap(true) {
 		return

@@ -28,7 +28,7 @@ type mailbox struct {
 	watched bool            // guarded by mu; whether RBAC events are watched may have changed
 	read    bool            // guarded by mu
 	tick    bool            // guarded by mu
-	idle    bool            // guarded by mu; it is time to look whether the scope is idle
+	idleDue bool            // guarded by mu; it is time to look whether the scope is idle
 }
 
 // open makes the mailbox call start when there is something to take: now, and each time after take
@@ -59,14 +59,14 @@ func (m *mailbox) put(change func()) {
 func (m *mailbox) wake()        { m.put(func() {}) }
 func (m *mailbox) markWatched() { m.put(func() { m.watched = true }) }
 func (m *mailbox) markTick()    { m.put(func() { m.tick = true }) }
-func (m *mailbox) checkIdle()   { m.put(func() { m.idle = true }) }
+func (m *mailbox) checkIdle()   { m.put(func() { m.idleDue = true }) }
 
 func (m *mailbox) answer(e monitor.Event) { m.put(func() { m.answers = append(m.answers, e) }) }
 func (m *mailbox) accessMayHaveChanged()  { m.put(func() { m.access = true }) }
 
-// markRead records that a reader asked for a kind that is not served. However many readers ask, the
-// run wakes up once until it has taken the event.
-func (m *mailbox) markRead() {
+// markWanted records that a reader asked for a kind that is not served. However many readers ask,
+// the run wakes up once until it has taken the event.
+func (m *mailbox) markWanted() {
 	if !m.readNoted.Swap(true) {
 		m.put(func() { m.read = true })
 	}
@@ -157,7 +157,7 @@ func (m *mailbox) take() (taken delivery, ok bool) {
 		return delivery{}, false
 	}
 	// An error of a later request says what the end of a watch does not.
-	taken = delivery{watches: m.watches, watched: m.watched, events: m.answers, idle: m.idle}
+	taken = delivery{watches: m.watches, watched: m.watched, events: m.answers, idle: m.idleDue}
 	if m.served {
 		taken.events = append(taken.events, monitor.Served{Life: m.life})
 	}
@@ -174,6 +174,6 @@ func (m *mailbox) take() (taken delivery, ok bool) {
 		taken.events = append(taken.events, monitor.Tick{})
 	}
 	m.answers, m.watches, m.trouble = nil, nil, nil
-	m.ready, m.watched, m.served, m.access, m.read, m.tick, m.idle = false, false, false, false, false, false, false
+	m.ready, m.watched, m.served, m.access, m.read, m.tick, m.idleDue = false, false, false, false, false, false, false
 	return taken, true
 }

@@ -172,7 +172,7 @@ func (r *reader) awaitEntry(ctx context.Context, k *kind, namespace string) (*in
 		r.entries.mu.Lock()
 		e.waiting--
 		r.entries.mu.Unlock()
-		if errors.Is(err, ErrReleased) && e.idle {
+		if errors.Is(err, ErrReleased) && e.endedIdle {
 			continue // the scope ended as idle just before this read
 		}
 		return running, err

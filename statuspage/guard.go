@@ -24,35 +24,38 @@ import (
 )
 
 const (
-	// maxReviews is how many requests are reviewed at the same time, of tokens that were accepted
-	// before and of others each. Others wait.
+	// maxReviews is how many requests with known tokens are reviewed at the same time, and how many
+	// with unknown ones. A token is known when it was accepted before. Further requests wait.
 	maxReviews = 4
-	// reviewsPerSecond is how many requests are reviewed on average whose tokens were not accepted
-	// before, so that a flood of invalid tokens does not become a flood at the API server. reviewBurst
-	// is how many may come at once.
+	// reviewsPerSecond and reviewBurst limit the reviews of unknown tokens: a flood of invalid tokens
+	// does not become a flood at the API server.
 	reviewsPerSecond, reviewBurst = 20, 40
-	// reviewTimeout bounds the reviews of a request, and the wait for them.
+	// reviewTimeout bounds the reviews of a request, and the wait for a review.
 	reviewTimeout = 10 * time.Second
-	// verdictTime is how long a verdict counts for the same token and path, and maxVerdicts how many
-	// are kept. Streams and the details of an extension ask for the same again and again.
+	// verdictTime is how long a verdict counts for the same token and path. Streams and the details of
+	// an extension ask for the same path again and again. maxVerdicts is how many verdicts are kept.
 	verdictTime = 10 * time.Second
 	maxVerdicts = 1024
-	// maxToken is how many bytes a token has at most.
+	// maxToken is the largest size of a token in bytes.
 	maxToken = 16 << 10
 )
 
-// Guard returns a handler that serves the page to the users who may "get" what is below path as a
-// nonResourceURL: for path /status/ that is /status/*. Path must end in a slash, and counts for
-// every request, wherever the handler is. A request proves its user with a token that the API
-// server takes. Without one the answer is 401, and for others 403; a browser then receives a form
-// for a token, which the page keeps in its memory only. Serve the handler with TLS, and with a
-// certificate that browsers can verify, because people enter their tokens.
+// Guard returns a handler that serves the page to users who may "get" the nonResourceURLs below
+// path: for path /status/ these are /status/*. Path must end in a slash. Guard asks about that path
+// wherever the handler is mounted.
+//
+// A request carries a token that the API server accepts. Without a valid token the answer is 401,
+// and a browser shows a form for a token, which the page keeps in memory only. A user without the
+// permission gets 403. Serve the handler with TLS and a certificate that browsers can verify,
+// because people enter their tokens.
 //
 // The client's user needs "create" on tokenreviews and subjectaccessreviews, as ClusterRole
-// system:auth-delegator grants it. Guard reviews at most 20 requests a second with tokens that were
-// not accepted within an hour, of which 10 from one address, and answers 429 beyond that. So a
-// flood of invalid tokens does not lock out who has signed in. An accepted token may cause 5
-// reviews a second. A verdict counts for 10 s, and for a stream for five minutes.
+// system:auth-delegator grants. A verdict counts for 10 s, and for a stream for five minutes.
+//
+// Guard limits the reviews, and answers 429 beyond the limits. An accepted token may cause 5
+// reviews a second. All tokens that were not accepted within the last hour together may cause 20 a
+// second, 10 of them from one address. So a flood of invalid tokens locks out no user who has
+// signed in.
 func (p *Page) Guard(c client.Client, path string) http.Handler {
 	reviews := &reviews{
 		client:        c,
@@ -93,13 +96,13 @@ func (p *Page) Guard(c client.Client, path string) http.Handler {
 type reviews struct {
 	client client.Client
 	gate   *strangers.Gate
-	// hold a value for each request that is being reviewed
+	// each has a value for each request that is being reviewed
 	strangerSlots, knownSlots chan struct{}
 	verdicts                  *cache.LRUExpireCache // verdict by question
 	flight                    singleflight.Group    // by question
 }
 
-// question is a token's hash and a path. The token itself is not kept.
+// question is the hash of a token and a path. The token itself is not kept.
 type question [sha256.Size]byte
 
 // verdict is the answer to a request: http.StatusOK if it is allowed, or else a status and a text.
@@ -108,13 +111,12 @@ type verdict struct {
 	text   string
 }
 
-// isFinal reports whether the verdict is about the token, so that the same question would get it
-// again.
+// isFinal reports whether the verdict is about the token: the same question would get it again.
 func (v verdict) isFinal() bool {
 	return v.status == http.StatusOK || v.status == http.StatusUnauthorized || v.status == http.StatusForbidden
 }
 
-// of returns the verdict about a request for path with the token, from an address.
+// of returns the verdict about a request from an address, for path, with the token.
 func (r *reviews) of(ctx context.Context, token, path, address string) verdict {
 	if len(token) > maxToken {
 		return verdict{http.StatusUnauthorized, "the token is too long"}
@@ -142,7 +144,7 @@ func (r *reviews) of(ctx context.Context, token, path, address string) verdict {
 	select {
 	case result := <-answer:
 		return result.Val.(verdict)
-	case <-ctx.Done(): // who has gone does not wait for the answer to another
+	case <-ctx.Done(): // another request may still wait for the answer
 		return verdict{http.StatusServiceUnavailable, "the request was cancelled"}
 	}
 }
@@ -165,7 +167,7 @@ func (r *reviews) ask(ctx context.Context, token, path, address string) verdict 
 	}
 	status, text := review(ctx, r.client, token, path)
 	switch status {
-	case http.StatusOK: // others may have a token, too, but nothing to see here
+	case http.StatusOK: // a user without the permission stays a stranger
 		r.gate.Accepted(token)
 	case http.StatusUnauthorized:
 		r.gate.Refused(token)

@@ -10,6 +10,6 @@
 //
 // # Considerations
 //
-// The texts are those of docs/operations.md, without its marks. A test of package architecture
-// compares them. A change of one is a change of both.
+// The texts are generated from the table of docs/operations.md: change the page, and run make
+// generate.
 package advice

@@ -28,10 +28,18 @@ const (
 // Reason is one word for why an extension is not connected, or "" when the extension is connected.
 //
 // To add a Reason: declare it here. Export it in clustercache/state.go. Say what to do about it in
-// internal/advice and in the table of docs/operations.md. Only lifecycle decides on it: add what an
-// error means to ReasonOf in lifecycle/reasons.go (a provider's error is in credential/errors.go),
-// or what the machine concludes to a step, and the Reason to the reasons in
-// lifecycle/world_test.go. Then run make generate.
+// docs/operations.md, whose table has the order of the constants below. Only
+// accessor/internal/lifecycle decides on it:
+//
+//   - If an error means the Reason: declare the error in credential/errors.go if authors of
+//     providers return it, or else in internal/identity/errors.go, and add it to ReasonOf in
+//     lifecycle/reasons.go, with a row in its test.
+//   - If the machine concludes the Reason: emit it in a step, such as those of
+//     lifecycle/answers.go, and add it to the reasons of the exploration in
+//     lifecycle/world_test.go.
+//
+// Then run make generate. If the Reason is the fault of a tenant, deploy/observability/rules.yaml
+// and the list of such Reasons in docs/operations.md name it, too.
 type Reason string
 
 const (

@@ -87,8 +87,8 @@ func (l *Lease) endLocked(cause error) {
 	}
 	l.timer.Stop()
 	l.timer = nil
-	l.term.cancel(cause) // first, so that a caller that finds the lease ended finds the cause
-	l.until.Store(0)
+	l.until.Store(0)     // first: what the end of the context starts finds the lease ended
+	l.term.cancel(cause) // before mu is unlocked: lasts, which waits for mu, is asked before the cause
 }
 
 // lasts reports whether the lease lasts. If its time is over, lasts ends it.

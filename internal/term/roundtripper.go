@@ -15,8 +15,11 @@ func NewRoundTripper(next http.RoundTripper, current func() *Term) http.RoundTri
 }
 
 // RoundTripper is Fence.RoundTripper for a single term: the requests do not pass when the fence
-// opens again.
+// opens again. A nil Term lets all requests pass.
 func (t *Term) RoundTripper(next http.RoundTripper) http.RoundTripper {
+	if t == nil {
+		return next
+	}
 	return NewRoundTripper(next, func() *Term { return t })
 }
 

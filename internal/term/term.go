@@ -66,7 +66,12 @@ func (t *Term) Err() error {
 
 // Context returns a context that is done when the term ends. Its cause wraps ErrClosed. A context
 // is done by a timer, so it can be late; Err is not.
-func (t *Term) Context() context.Context { return t.ctx }
+func (t *Term) Context() context.Context {
+	if t == nil {
+		return context.Background()
+	}
+	return t.ctx
+}
 
 type contextKey struct{}
 

@@ -127,3 +127,21 @@ func TestRenewWhileItEnds(t *testing.T) {
 		g.Expect(l.Renew(time.Now(), time.Hour)).To(BeFalse(), "after it has ended, whether that lasted: %t", lasted)
 	}
 }
+
+// What the end of a term's context starts finds the term ended, with its cause.
+func TestEndIsSeenWithTheContext(t *testing.T) {
+	g := NewWithT(t)
+	for range 20 {
+		l := NewLease(time.Now, time.Now(), time.Hour)
+		given := errors.Join(errors.New("given up"), ErrClosed)
+		found := make(chan error)
+		const functions = 200
+		for range functions {
+			context.AfterFunc(l.Term().Context(), func() { found <- l.Term().Err() })
+		}
+		go l.End(given)
+		for range functions {
+			g.Expect(<-found).To(MatchError(given))
+		}
+	}
+}

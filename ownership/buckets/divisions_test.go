@@ -338,6 +338,8 @@ func TestFenceOfTheFleet(t *testing.T) {
 		time.Sleep(3 * time.Second)
 		for range 60 { // also when its elector, which goes on until then, finds the new Lease
 			d.g.Expect(term.Err()).To(MatchError(fence.ErrClosed))
+			now, owned := a.engine.Owns(&metav1.PartialObjectMetadata{})
+			d.g.Expect(owned && now.Err() == nil).To(BeFalse())
 			time.Sleep(100 * time.Millisecond)
 		}
 		bucket, err := d.server.CoordinationV1().Leases("n").Get(t.Context(), "fleet-bucket-0", metav1.GetOptions{})

@@ -4,7 +4,8 @@
 //
 //	engine, err := buckets.New(config, buckets.Options{Namespace: "my-namespace", Name: "my-operator"})
 //	cc, err := clustercache.SetupWithManager(ctx, mgr, clustercache.Options{
-//		Ownership: engine, Client: clustercache.ClientOptions{UserAgent: "my-operator"},
+//		Ownership: engine,
+//		Client:    clustercache.ClientOptions{UserAgent: "my-operator"},
 //	}, controller.Options{})
 //	err = mgr.Start(engine.HandOver(ctx))
 //
@@ -13,17 +14,17 @@
 // # Usage
 //
 // The fleet is divided into buckets. Each bucket has a Lease, which a replica holds by client-go's
-// leader election, and a fence (package fence). Which replica is to hold which bucket follows from
-// the replicas that are alive, by rendezvous hashing with a bound: all have about the same number,
-// and one that joins or ends moves no more than its part. A bucket moves when its replica has given
-// it up: at most two at a time for each replica, and the next ones when the extensions of the
-// former are connected again.
+// leader election, and a fence (package fence). Rendezvous hashing with a bound says which of the
+// replicas that are alive is to hold which bucket: all have about the same number, and a replica
+// that joins or ends moves no more than its part. A bucket moves when its replica has given the
+// bucket up. Each replica gives up at most two buckets at a time, and the next ones when the
+// extensions of these are connected again.
 //
-// Replicas divide a fleet in one way: all hold the Lease of the fleet together, whose holder is
-// that way, such as "64 buckets of ClusterExtension.latchkey.dev". The fence of each bucket is
-// within that of the fleet (fence.Fence.Within), so that no replica with another number of buckets
-// acts beside them, also when Leases are deleted. Run ends with an error if the fleet is divided in
-// another way, or if an annotation of that Lease is changed to say so.
+// All replicas divide a fleet in the same way. Together they hold the Lease of the fleet, whose
+// holder names that way, for example "64 buckets of ClusterExtension.latchkey.dev". Requests need
+// the term of the bucket's Lease and that of the fleet's. So no replica with another number of
+// buckets acts beside the others, also when Leases are deleted. If the fleet is divided in another
+// way, or an annotation of the fleet's Lease is changed to say so, Run ends with an error.
 //
 // Buckets are ranges of the hash that Kubernetes' sharded list and watch (KEP-5866) uses.
 //
@@ -34,19 +35,20 @@
 //   - Each replica's cache has the objects of all extensions. Their connections, informers and what
 //     those read are only its share.
 //   - The number of buckets cannot be changed while a replica runs.
-//   - A fleet's Lease that is new must expire once before a replica acts: the first start of a
-//     fleet takes LeaseDuration and some seconds longer. So does what follows a deletion of that
-//     Lease.
+//   - A new Lease of a fleet must expire once before a replica acts. So the first start of a fleet
+//     takes LeaseDuration and some seconds longer, and so does a start after that Lease was
+//     deleted.
 //   - The Lease of the fleet costs up to three requests for each replica in each RetryPeriod: a
-//     write that another replica's has overtaken, a read, and a write.
+//     write that fails because another replica wrote first, a read, and a write.
 //   - HandOver takes time before the manager begins to stop. Give the Pod a
 //     terminationGracePeriodSeconds of more than Options.HandOverTimeout and the manager's
 //     GracefulShutdownTimeout together, whose defaults are 20 s and 30 s.
-//   - A fleet that had one leader before must not have both at a time: see
+//   - Replicas that share must not run beside a leader. If the fleet had a leader before, use
 //     ownership.WithLeaderLease.
-//   - A replica that ends without giving up its buckets leaves them without one for LeaseDuration.
-//   - Who may write the Leases decides which replica serves what, and can keep extensions from
-//     being served, or let two replicas serve one until both have seen it. Let nothing but the host
+//   - If a replica ends without giving up its buckets, no replica has them for LeaseDuration.
+//   - A user who may write the Leases decides which replica serves what: extensions can stay
+//     without a replica, or have two until both have seen the change. Let nothing but the host
 //     operator write Leases in that namespace.
-//   - ForOrdinal needs no Leases, and has no fences: the StatefulSet's promise takes their place.
+//   - ForOrdinal needs no Leases, and has no fences: it relies on the StatefulSet, which never runs
+//     two Pods of one ordinal.
 package buckets

@@ -41,7 +41,8 @@ func (r *Requests) end() {
 }
 
 // Refuse makes requests that have not started fail with the reason. Those under way go on: answered
-// is closed when they have their answers. Refuse must be called once. A nil Requests counts none.
+// is closed when each has the header of its answer, or an error. The bodies of answers, such as
+// watches, are not waited for. Refuse must be called once. A nil Requests counts none.
 func (r *Requests) Refuse(reason *connstate.NotConnectedError) (answered <-chan struct{}) {
 	if r == nil {
 		none := make(chan struct{})

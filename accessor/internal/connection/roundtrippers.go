@@ -110,7 +110,9 @@ func (r lifetimeRoundTripper) RoundTrip(req *http.Request) (*http.Response, erro
 	return resp, nil
 }
 
-// observingRoundTripper records what answers say about the identity: 401s and successes.
+// observingRoundTripper reports what answers say about the identity: 401s and successes. A 401
+// makes lifecycle ask for a probe (requestUnauthorized); only a 401 to the probe ends the
+// connection (probeFinished).
 type observingRoundTripper struct {
 	wrapper
 	conn *Connection

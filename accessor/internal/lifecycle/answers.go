@@ -140,7 +140,7 @@ func (s conclusion) probeFinished() {
 	case answer.Verdict == connstate.Denied && !s.resolution.Impersonated:
 		// The server answers and says nothing about the identity.
 		s.health = s.health.Inconclusive(s.now, answer.Err)
-	case isUnaccepted(reason):
+	case isUnaccepted(reason): // such as a 401
 		s.emit(DiscardSecret{Credential: s.credential, Before: s.e.Asked})
 		s.health = s.health.Served(s.seen.Served).After(s.now, answer.Err)
 		s.connectNow() // with a new token it may well work

@@ -63,7 +63,7 @@ type (
 	// RefuseRequests makes requests that have not started fail with the state that was published
 	// last.
 	RefuseRequests struct{}
-	// EndTerm ends what still uses the machine's part of the term.
+	// EndTerm ends the requests that still need the machine's term.
 	EndTerm struct{}
 )
 

@@ -2,8 +2,9 @@ package lifecycle
 
 import "github.com/latchkey-dev/latchkey/internal/connstate"
 
-// stage says how far the end of a machine is. A machine passes the stages in this order, and may
-// skip refusing. There is one machine for each extension, UID and term.
+// stage says how far the end of a machine is: not of one connection, which disconnect ends, after
+// which the machine connects again. A machine passes the stages in this order, and may skip
+// refusing. There is one machine for each extension, UID and term.
 type stage int8
 
 const (

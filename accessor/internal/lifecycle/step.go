@@ -150,7 +150,7 @@ func (s *step) drop(reason connstate.Reason, cause error) {
 // requestUnauthorized: only a probe can say what a 401 means, because the 401 of an aggregated API
 // says nothing about the credential. One probe per Interval is enough, so the probe may have to
 // wait. A probe that is under way may have been answered before the request was, so another one
-// follows.
+// follows. probeFinished judges the answer.
 func (s *step) requestUnauthorized(e RequestUnauthorized) {
 	if s.phase == connstate.PhaseConnected && e.Attempt == s.connection && s.probeReason == byClock {
 		s.probeReason = unauthorized
