@@ -283,7 +283,7 @@ func (d *driver) reconcile(name string) time.Duration {
 		return 0
 	}
 	term := d.fence.Term()
-	if d.fence != nil && term == nil {
+	if term.Err() != nil {
 		d.LeaseEnded(client.ObjectKey{Name: name})
 		return 0
 	}

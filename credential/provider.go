@@ -16,10 +16,11 @@ type Provider interface{ provider }
 // shows no internal types.
 //
 // To add a provider: write a type with Bind and sealed, and an identity.Resolver, whose Resolve
-// reads caches only (fixed.go has the smallest one); newSecretMaterial makes a credential of a
-// token or a certificate. A provider that reads what others write refuses the host operator's own
-// credential (owncredential.go). Then name it in doc.go, in the README and in docs/security.md, and
-// its options in hack/reference/main.go; run make generate.
+// reads caches only; restconfigmapper.go has the smallest one. newSecretMaterial checks a token or
+// a certificate, and its open is the OpenFunc of a Resolution. If code of the host operator sets
+// the credential, refuse the host operator's own (owncredential.go). Then name the provider in
+// doc.go, in the README and in docs/security.md, and its options in hack/reference/main.go; run
+// make generate.
 type provider interface {
 	// Bind returns the source of credentials for the extensions of the given kind on the host
 	// cluster, or an error for options with which no extension could be resolved. Bind does no I/O.

@@ -24,8 +24,8 @@ var (
 
 // Term is one uninterrupted period in which a fence is open. Err returns nil while the term lasts,
 // and then an error that wraps ErrClosed. Context returns a context that is done when the term
-// ends. RoundTripper lets requests pass while the term lasts. The methods may be called from any
-// goroutine.
+// ends. RoundTripper lets requests pass while the term lasts. A nil Term lasts for ever; the zero
+// value is not ready to use. The methods may be called from any goroutine.
 type Term = term.Term
 
 // Fence is open while this replica holds a lease. The zero value is not ready to use;

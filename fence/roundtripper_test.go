@@ -257,7 +257,7 @@ func TestNoFence(t *testing.T) {
 }
 
 // The context of a request says which term the request needs.
-func TestTermOf(t *testing.T) {
+func TestTermOfARequest(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g := NewWithT(t)
 		f := newFence()

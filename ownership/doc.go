@@ -10,13 +10,16 @@
 //
 // # Usage
 //
-// If another replica has an extension, calls for the extension return a NotConnectedError with the
-// reason NotOwned. A controller then returns without a requeue, and does not write the status: the
-// other replica does. When this replica gets the extension, the extension source sends an event.
+// With Leader, nothing else changes: the controllers run where the manager leads. Clients that were
+// obtained before the end of a lease return a NotConnectedError with the reason NotLeading.
 //
-// Controllers that use the ClusterCache run on every replica. A manager without leader election
-// runs them like that. If the manager has leader election for other reasons, set
-// controller.Options.NeedLeaderElection to false for each of these controllers.
+// With an engine that shares, calls for an extension that this replica does not have return a
+// NotConnectedError with the reason NotOwned. A controller then returns without a requeue, and does
+// not write the status: the replica that has the extension does. When this replica gets the
+// extension, the extension source sends an event. Controllers that use the ClusterCache run on
+// every replica. A manager without leader election runs them like that. If the manager has leader
+// election for other reasons, set controller.Options.NeedLeaderElection to false for each of these
+// controllers.
 //
 // # Considerations
 //

@@ -72,9 +72,10 @@ type Replica interface {
 	Take(ctx context.Context, share Share) error
 
 	// GiveUp ends the connections of the extensions in share. Before the call, Owns must report that
-	// the extensions are not this replica's. From then on no request for them starts. Requests under
-	// way have 2 s for their answers, and then end. Informers and event handlers return; a handler
-	// that hangs delays GiveUp by 5 s, and is logged.
+	// the extensions are not this replica's. GiveUp first waits for Reconciles of the extensions, for
+	// 5 s at most. Then no request for the extensions starts, and requests under way have 2 s for
+	// their answers. Informers and event handlers return; a handler that hangs delays GiveUp by 5 s,
+	// and is logged.
 	//
 	// When GiveUp returns nil, no request for the extensions is sent any more, and another replica may
 	// take them. An error says what has not ended: a Reconcile hangs in a function of the host

@@ -36,8 +36,8 @@
 //     those read are only its share.
 //   - The number of buckets cannot be changed while a replica runs.
 //   - A new Lease of a fleet must expire once before a replica acts. So the first start of a fleet
-//     takes LeaseDuration and some seconds longer, and so does a start after that Lease was
-//     deleted.
+//     takes LeaseDuration and some seconds longer. If that Lease is deleted while replicas run,
+//     they give up all extensions, and wait in the same way.
 //   - The Lease of the fleet costs up to three requests for each replica in each RetryPeriod: a
 //     write that fails because another replica wrote first, a read, and a write.
 //   - HandOver takes time before the manager begins to stop. Give the Pod a

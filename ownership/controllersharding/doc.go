@@ -35,7 +35,7 @@
 //   - A shard that ends gracefully releases its Lease, and the sharder moves all its extensions at
 //     once.
 //   - A user who may write an extension can change its labels, and thus which replica serves it.
-//     Two replicas serve it at most until both have seen the change.
+//     Two replicas can serve it then, but only until both have seen the change.
 //   - The name of the shard must be unique in the ring, in all namespaces. The sharder does not
 //     check that. If two processes in one namespace have one name, one of them waits.
 //   - The kind must be in the ring's spec.resources. The sharder moves kinds in controlledResources

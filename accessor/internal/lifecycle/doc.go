@@ -9,8 +9,8 @@
 // The driver carries out effects in two halves, in the order in which Step returns them. First come
 // the commit effects, under the driver's lock. They change the driver's own fields; none of them
 // blocks, fails or calls back. Then come the after effects, without the lock and one at a time per
-// connection. A [Queue] keeps them in order. The driver is package accessor: commitLocked in
-// effects.go, and afterEffectLocked in aftereffects.go.
+// connection. A [Queue] keeps them in order. The driver is package accessor: see
+// commitLocked and afterEffectLocked in its effects.go.
 //
 // The machine starts attempts (connect, probe, verify) only in answer to a [Resolved] event, so no
 // attempt relies on a permission that was not checked immediately before. Instead of a tick the

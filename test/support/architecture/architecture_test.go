@@ -363,7 +363,9 @@ func TestOperationsPageListsEveryReason(t *testing.T) {
 	g.Expect(first(regexp.MustCompile("(?m)^\\| `([A-Za-z]+)` \\|").FindAllStringSubmatch(table, -1))).To(Equal(reasons))
 	names := first(regexp.MustCompile(`(?m)^\t([A-Za-z]+) +Reason = "`).FindAllStringSubmatch(string(code), -1))
 	g.Expect(names).To(HaveLen(len(reasons)))
-	for _, row := range regexp.MustCompile("(?m)^\\| `([A-Za-z]+)` \\| .* \\| (.*) \\|$").FindAllStringSubmatch(table, -1) {
+	rows := regexp.MustCompile("(?m)^\\| `([A-Za-z]+)` \\| .* \\| (.*) \\|$").FindAllStringSubmatch(table, -1)
+	g.Expect(rows).To(HaveLen(len(reasons)), "rows end with a bar")
+	for _, row := range rows {
 		g.Expect(advice.For(row[1])).To(Equal(strings.ReplaceAll(row[2], "`", "")), "what kubectl latchkey why says")
 	}
 	public, err := os.ReadFile(root + "/clustercache/state.go")
