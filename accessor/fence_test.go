@@ -83,6 +83,21 @@ func TestConnectionsEndWithTheLease(t *testing.T) {
 	}).WithTimeout(patience).Should(BeTrue(), "another term, another connection")
 }
 
+// A connection without a term, as an engine may give it, ends when the reconciler says that this
+// replica does not lead: no lease ends it.
+func TestLeaseEndedWithoutATerm(t *testing.T) {
+	g := NewWithT(t)
+	r := newReviewer(t)
+	d := driveFenced(t, r.URL, rareProbes, noRetry, nil)
+	d.extension("red", "red")
+	d.eventually("red", connectedAs("user-of-red"))
+	red := client.ObjectKey{Name: "red"}
+	c, err := d.At(red).GetClient(t.Context())
+	g.Expect(err).NotTo(HaveOccurred())
+	d.LeaseEnded(red)
+	g.Expect(c.Create(t.Context(), &corev1.ConfigMap{})).To(Satisfy(notLeading))
+}
+
 // A write under way when the lease ends is cut then, and its error says that its outcome is
 // unknown.
 func TestWriteWhenTheLeaseEnds(t *testing.T) {
