@@ -148,8 +148,9 @@ type ClusterCache interface {
 	//   - had a change in its cache: after an informer settled (synced, Forbidden or not served),
 	//     it lost or gained the permission or the kind.
 	//
-	// When the source starts, it delivers one event per known extension. Undelivered events of one
-	// extension are merged into one. After a deletion mapFunc receives the object last seen. The
+	// When the source starts, it delivers one event per known extension, whose requests have the
+	// priority handler.LowPriority where the controller's queue has priorities. Undelivered events of
+	// one extension are merged into one. After a deletion mapFunc receives the object last seen. The
 	// source delivers no event when a connect begins. Until the connect ends, the extension is not
 	// connected, for the reason of the last event.
 	//

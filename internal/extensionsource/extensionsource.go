@@ -11,6 +11,7 @@ import (
 	"k8s.io/client-go/util/workqueue"
 	"k8s.io/klog/v2"
 	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/controller/priorityqueue"
 	"sigs.k8s.io/controller-runtime/pkg/handler"
 	"sigs.k8s.io/controller-runtime/pkg/log"
 	"sigs.k8s.io/controller-runtime/pkg/source"
@@ -26,14 +27,14 @@ type Hub struct {
 	Name    string         // of the ClusterCache, for logs
 	Metrics *metrics.Cache // counts the panics of map functions; may be nil
 
-	changes coalesce.Hub[client.ObjectKey, client.Object] // the objects last seen
-	looks   coalesce.Hub[struct{}, struct{}]              // see Look
+	changes coalesce.Hub[client.ObjectKey, event] // with the objects last seen
+	looks   coalesce.Hub[struct{}, struct{}]      // see Look
 }
 
 // Changed notifies every consumer of a change to the extension. Changed never blocks. object is
 // shared: do not change it.
 func (h *Hub) Changed(object client.Object) {
-	h.changes.Put(client.ObjectKeyFromObject(object), object)
+	h.changes.Put(client.ObjectKeyFromObject(object), event{object: object})
 }
 
 // Look makes every consumer with a probeFailure check for episodes without success now.
@@ -57,12 +58,12 @@ type Unhealthy struct {
 // With a probeFailure, Listen also delivers an extension once per episode without success that
 // lasts that long. deliver receives shared objects.
 func (h *Hub) Listen(ctx context.Context, known Extensions, probeFailure time.Duration, deliver func(client.Object)) {
-	h.begin(known).run(ctx, known, probeFailure, deliver)
+	h.begin(known).run(ctx, known, probeFailure, func(e event) { deliver(e.object) })
 }
 
 // consumer is one consumer of a hub.
 type consumer struct {
-	changes *coalesce.Subscription[client.ObjectKey, client.Object]
+	changes *coalesce.Subscription[client.ObjectKey, event]
 	looks   *coalesce.Subscription[struct{}, struct{}]
 }
 
@@ -70,19 +71,26 @@ type consumer struct {
 // synchronously.
 func (h *Hub) begin(known Extensions) consumer {
 	c := consumer{h.changes.Subscribe(), h.looks.Subscribe()} // before Objects, so that no change is missed in between
-	c.changes.PutMissing(byKey(known.Objects()))
+	c.changes.PutMissing(byKey(known.Objects(), true))
 	return c
 }
 
-func byKey(objects []client.Object) map[client.ObjectKey]client.Object {
-	keyed := make(map[client.ObjectKey]client.Object, len(objects))
+// event is an extension to deliver.
+type event struct {
+	object client.Object
+	first  bool // the extension was known before the consumer began, and has not changed since
+}
+
+// byKey returns an event for each of the objects.
+func byKey(objects []client.Object, first bool) map[client.ObjectKey]event {
+	keyed := make(map[client.ObjectKey]event, len(objects))
 	for _, object := range objects {
-		keyed[client.ObjectKeyFromObject(object)] = object
+		keyed[client.ObjectKeyFromObject(object)] = event{object, first}
 	}
 	return keyed
 }
 
-func (c consumer) run(ctx context.Context, known Extensions, probeFailure time.Duration, deliver func(client.Object)) {
+func (c consumer) run(ctx context.Context, known Extensions, probeFailure time.Duration, deliver func(event)) {
 	defer c.changes.Close()
 	defer c.looks.Close()
 	var tick <-chan time.Time
@@ -95,7 +103,7 @@ func (c consumer) run(ctx context.Context, known Extensions, probeFailure time.D
 	look := func() {
 		var news []client.Object
 		reported, news = reported.next(known.Unhealthy(), time.Now(), probeFailure)
-		c.changes.PutMissing(byKey(news))
+		c.changes.PutMissing(byKey(news, false))
 	}
 	for {
 		select {
@@ -109,11 +117,11 @@ func (c consumer) run(ctx context.Context, known Extensions, probeFailure time.D
 			}
 		case <-c.changes.Signal():
 		}
-		for _, object := range c.changes.Take() {
+		for _, e := range c.changes.Take() {
 			if ctx.Err() != nil {
 				return
 			}
-			deliver(object)
+			deliver(e)
 		}
 	}
 }
@@ -172,23 +180,29 @@ func (s *extensionSource[request]) Start(ctx context.Context,
 		return errors.Errorf("%s has no map function", s)
 	}
 	c := s.hub.begin(s.known)
-	go c.run(ctx, s.known, s.options.ProbeFailure, func(object client.Object) { s.deliver(ctx, queue, object) })
+	go c.run(ctx, s.known, s.options.ProbeFailure, func(e event) { s.deliver(ctx, queue, e) })
 	return nil
 }
 
 // deliver maps one extension and adds the requests to the queue. A map function that panics loses
-// only its own event.
+// the event only. Requests of a first event have a low priority, as those of controller-runtime's
+// own sources: after a restart, a change does not wait for all extensions.
 func (s *extensionSource[request]) deliver(ctx context.Context, queue workqueue.TypedRateLimitingInterface[request],
-	object client.Object) {
+	e event) {
 	caller := hostcode.Caller{
 		Metrics: s.hub.Metrics,
 		Logger: func() logr.Logger {
-			return s.logger(ctx).WithValues("extension", klog.KObj(object), "consequence", "the event is lost")
+			return s.logger(ctx).WithValues("extension", klog.KObj(e.object), "consequence", "the event is lost")
 		},
 	}
+	priorities, hasPriorities := queue.(priorityqueue.PriorityQueue[request])
 	// the log has the error
 	_ = caller.Call("the map function of an extension source", func() error {
-		for _, request := range s.mapFunc(ctx, object.DeepCopyObject().(client.Object)) {
+		for _, request := range s.mapFunc(ctx, e.object.DeepCopyObject().(client.Object)) {
+			if e.first && hasPriorities {
+				priorities.AddWithOpts(priorityqueue.AddOpts{Priority: new(handler.LowPriority)}, request)
+				continue
+			}
 			queue.Add(request)
 		}
 		return nil

@@ -15,6 +15,7 @@ import (
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/controller/priorityqueue"
+	"sigs.k8s.io/controller-runtime/pkg/handler"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -77,6 +78,35 @@ func TestSourceCoalesces(t *testing.T) {
 		all.Changed(object("busy", "after"))
 		g.Expect(received).NotTo(HaveKeyWithValue("busy", "after"))
 		queue.ShutDown()
+	})
+}
+
+// After a restart, what changes has precedence over what was there before.
+func TestFirstEventsHaveALowPriority(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		g := NewWithT(t)
+		all := &Hub{}
+		known := extensions{objects: []client.Object{object("known", "1"), object("changes", "1")}}
+		toItself := func(_ context.Context, o client.Object) []ctrl.Request {
+			return []ctrl.Request{{NamespacedName: client.ObjectKeyFromObject(o)}}
+		}
+		queue := priorityqueue.New[ctrl.Request]("test")
+		ctx, cancel := context.WithCancel(t.Context())
+		g.Expect(New(all, known, Options{}, toItself).Start(ctx, queue)).To(Succeed())
+		synctest.Wait()
+		all.Changed(object("changes", "1"))
+		all.Changed(object("new", "1"))
+		synctest.Wait()
+		priorities := map[string]int{}
+		for range 3 {
+			request, priority, _ := queue.GetWithPriority()
+			priorities[request.Name] = priority
+			queue.Done(request)
+		}
+		g.Expect(priorities).To(Equal(map[string]int{"known": handler.LowPriority, "changes": 0, "new": 0}))
+		cancel()
+		queue.ShutDown()
+		synctest.Wait()
 	})
 }
 
