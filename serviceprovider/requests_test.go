@@ -116,8 +116,8 @@ func TestIsCurrent(t *testing.T) {
 		g.Expect(id.isCurrent(r, token)).To(BeFalse(), name)
 	}
 	other := current()
-	other.Labels[labelManagedBy] = "somebody-else"
-	g.Expect(id.owns(other)).To(MatchError(And(ContainSubstring("somebody-else"), ContainSubstring("mailbox"))))
+	other.Labels[labelManagedBy] = "another-tool"
+	g.Expect(id.owns(other)).To(MatchError(And(ContainSubstring("another-tool"), ContainSubstring("mailbox"))))
 	g.Expect(id.owns(other)).To(MatchError(ErrAccessConflict))
 	r := current()
 	r.Spec.RequestRef = &clustersv1alpha1.ObjectReference{Namespace: "ns", Name: "red"}

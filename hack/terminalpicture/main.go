@@ -1,5 +1,6 @@
 // Command terminalpicture draws the demo's output, from standard input, as a terminal in an SVG
-// file on standard output. "make picture" calls it to draw docs/run.svg.
+// file on standard output. The target picture of the Makefile draws docs/run.svg with this
+// program.
 package main
 
 import (

@@ -152,7 +152,7 @@ func TestOwnershipConflict(t *testing.T) {
 		ObjectMeta: metav1.ObjectMeta{
 			Namespace: tenantNamespace(m),
 			Name:      p.name + "--conflict--mcp",
-			Labels:    map[string]string{"openmcp.cloud/managed-by": "somebody-else"},
+			Labels:    map[string]string{"openmcp.cloud/managed-by": "another-tool"},
 		},
 		Spec: clustersv1alpha1.AccessRequestSpec{
 			Token:      &clustersv1alpha1.TokenConfig{},
@@ -163,7 +163,7 @@ func TestOwnershipConflict(t *testing.T) {
 	g.Expect(platform.Create(t.Context(), foreign)).To(Succeed())
 	g.Expect(onboarding.Create(t.Context(), m)).To(Succeed())
 	endOf(t).objects = append(endOf(t).objects, m)
-	eventually(t, status(m)).Should(And(HavePrefix("Progressing AccessConflict"), ContainSubstring(`"somebody-else"`),
+	eventually(t, status(m)).Should(And(HavePrefix("Progressing AccessConflict"), ContainSubstring(`"another-tool"`),
 		ContainSubstring(`"`+p.name+`"`)))
 	found := p.accessRequest(t, m, "mcp")
 	g.Expect(found.ResourceVersion).To(Equal(foreign.ResourceVersion), "untouched")
