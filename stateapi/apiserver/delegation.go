@@ -37,6 +37,9 @@ const (
 	reviewTimeout    = 10 * time.Second
 	publishedTimeout = 30 * time.Second
 	checkInterval    = 500 * time.Millisecond
+	// grantTimeout is how long another answer than success is not final: an API server learns of a
+	// new binding a little later, and denies what it should not in its first moments.
+	grantTimeout = 5 * time.Second
 	// The caches of answers are short, so that a permission that is granted or revoked counts soon.
 	tokenTTL, allowTTL, denyTTL = 10 * time.Second, 10 * time.Second, 5 * time.Second
 )

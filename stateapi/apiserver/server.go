@@ -108,7 +108,7 @@ func (s *ExtensionAPIServer) install(kind schema.GroupVersionKind, resource stri
 
 // Run serves until ctx is done, and returns when the last request has ended. Watches end at once,
 // so that their clients turn to another server; watches by WebSocket end a little later, when their
-// connection is closed. Run fails at once if it may not read how the API server in front
+// connection is closed. Run fails after five seconds if it may not read how the API server in front
 // authenticates, or may not ask it. A server runs once.
 func (s *ExtensionAPIServer) Run(ctx context.Context) error {
 	s.mu.Lock()
@@ -146,8 +146,9 @@ func (s *ExtensionAPIServer) closeListener() {
 }
 
 // Check returns what would keep Run from serving: what the identity of Client may not read or ask,
-// or what the API server in front does not publish. Run checks the same, and tries for half a
-// minute while the API server in front does not answer.
+// or what the API server in front does not publish. Run checks the same. It tries for half a minute
+// while the API server in front does not answer, and for five seconds otherwise, because that API
+// server learns of a new binding a little later.
 func (s *ExtensionAPIServer) Check(ctx context.Context) error {
 	if s.asksWho {
 		if err := checkPublished(ctx, s.options.Client); err != nil {
@@ -181,12 +182,14 @@ func (s *ExtensionAPIServer) prepare(ctx context.Context, background *sync.WaitG
 	return s.newServer(listener)
 }
 
-// awaitCheck is Check, repeated while the API server in front does not answer.
+// awaitCheck is Check, repeated while the API server in front does not answer, and for grantTimeout
+// in any case.
 func (s *ExtensionAPIServer) awaitCheck(ctx context.Context) error {
 	var last error
+	began := time.Now()
 	err := wait.PollUntilContextTimeout(ctx, checkInterval, publishedTimeout, true,
 		func(ctx context.Context) (bool, error) {
-			if last = s.Check(ctx); last == nil || isTransient(last) {
+			if last = s.Check(ctx); last == nil || isTransient(last) || time.Since(began) < grantTimeout {
 				return last == nil, nil
 			}
 			return false, last

@@ -12,14 +12,19 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	. "github.com/onsi/gomega"
+	authorizationv1 "k8s.io/api/authorization/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apiserver/pkg/authentication/authenticator"
 	"k8s.io/apiserver/pkg/authentication/user"
+	"k8s.io/client-go/kubernetes/fake"
+	clientgotesting "k8s.io/client-go/testing"
 
 	"github.com/latchkey-dev/latchkey/examples/extensionapi"
 	"github.com/latchkey-dev/latchkey/examples/extensionapi/v1alpha1"
@@ -308,6 +313,34 @@ func TestRunEnds(t *testing.T) {
 	server, err := extensionapi.NewServer(extensionapi.NewStore(), asAlice(t))
 	g.Expect(err).NotTo(HaveOccurred())
 	g.Expect(server.Run(ended)).To(Succeed())
+}
+
+// A permission that is granted while the server starts is in time. One that is missing ends Run
+// after five seconds.
+func TestPermissionIsGrantedLater(t *testing.T) {
+	for granted, expected := range map[time.Duration]string{
+		3 * time.Second: "BindAddress", // Run gets as far as that
+		time.Hour:       "system:auth-delegator",
+	} {
+		options := asAlice(t)
+		options.Authorizer, options.BindAddress = nil, "127.0.0.1"
+		synctest.Test(t, func(t *testing.T) {
+			g := NewWithT(t)
+			began := time.Now()
+			clients := fake.NewClientset()
+			clients.PrependReactor("create", "selfsubjectaccessreviews",
+				func(clientgotesting.Action) (bool, runtime.Object, error) {
+					review := &authorizationv1.SelfSubjectAccessReview{}
+					review.Status.Allowed = time.Since(began) >= granted
+					return true, review, nil
+				})
+			options.Client = clients
+			server, err := extensionapi.NewServer(extensionapi.NewStore(), options)
+			g.Expect(err).NotTo(HaveOccurred())
+			g.Expect(server.Run(t.Context())).To(MatchError(ContainSubstring(expected)))
+			g.Expect(time.Since(began)).To(Equal(min(granted, 5*time.Second)))
+		})
+	}
 }
 
 // A listener that fails ends the server with an error, not the process.
