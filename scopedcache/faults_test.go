@@ -2,6 +2,7 @@ package scopedcache
 
 import (
 	"context"
+	"io"
 	"net/http"
 	"slices"
 	"strings"
@@ -134,9 +135,8 @@ func TestListLostWhileWatching(t *testing.T) {
 		a.answers(func(w http.ResponseWriter, req *http.Request) bool {
 			switch {
 			case isReview(req):
-				body := make([]byte, 4096)
-				n, _ := req.Body.Read(body)
-				what := string(body[:n])
+				body, _ := io.ReadAll(req.Body)
+				what := string(body)
 				if !strings.Contains(what, "list") {
 					return false
 				}
