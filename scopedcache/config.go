@@ -88,7 +88,7 @@ func (c configs) forKind(gvk schema.GroupVersionKind) kindConfig {
 		result.namespaces[namespace] = orElse(orElse(orElse(namespaces[namespace], kind),
 			c.defaults.DefaultNamespaces[namespace]), defaults)
 		if namespace != metav1.NamespaceAll {
-			others = andFields(others, fields.OneTermNotEqualSelector("metadata.namespace", namespace))
+			others = andFields(others, fields.OneTermNotEqualSelector(namespaceField, namespace))
 		}
 	}
 	if all, ok := result.namespaces[metav1.NamespaceAll]; ok {

@@ -40,7 +40,9 @@
 //   - apierrors.IsForbidden, with verb, resource, namespace and identity, if the identity may not
 //     list and watch. The first such read takes a few round trips. Later ones are answered from
 //     memory. Access in some namespaces suffices for reads there. A read across all namespaces is
-//     then Forbidden, and never returns a part of the objects;
+//     then Forbidden, and never returns a part of the objects. Access to a name (resourceNames in a
+//     Role) suffices to Get that object, or to List with the field metadata.name. A name that is
+//     denied is remembered like a kind;
 //   - meta.IsNoMatchError, if the API server does not serve the kind;
 //   - a [*NotSyncedError], for which apierrors.IsTimeout holds, if the informer has not synced
 //     within ReadTimeout or before the context ends. The error contains the reason;
@@ -53,6 +55,15 @@
 //
 // Reads wait for ReadTimeout at most. GetInformer and WaitForCacheSync wait as long as their
 // context. In a connection of latchkey, Client.Timeout bounds these two as well.
+//
+// A read is answered by an informer that provably has the answer: the one of the namespace or of
+// all namespaces without selectors, if that is Synced; else one that a [Handle] or an earlier read
+// began and of which each requirement is one of the read's. So a Get of a name uses the watch of
+// that name, and a List with labels uses the watch with these labels. An informer with labels never
+// answers a Get: that it lacks the object proves nothing. Requirements are compared as in
+// [Scope.Equal]. Only if there is none, the read starts an informer. When the informer that answers
+// is another one than before, a read may once return an earlier version than the read before it. In
+// a trace, the caller's span has an event latchkey.cached_read, which says which scope answered.
 //
 // The following table lists the states of a scope: what a read returns, when the cache asks the API
 // server again, and which events handlers receive. "Regularly" means every AccessReviewInterval, or
@@ -74,7 +85,8 @@
 // the scope. The handle reads the scope, accepts event handlers, and reports the scope's state. The
 // manager's cache is a [Cache]: mgr.GetCache().(scopedcache.Cache). The cache of a connection, from
 // GetCluster of ClusterCache, is one too. A scope that only reads use, without a handle, ends when
-// nothing has read it for IdleTimeout, which is for ever by default.
+// nothing has read it for IdleTimeout, which is for ever by default. Without an IdleTimeout, a
+// scope with selectors that was held ends with its last handle, even if reads have used it.
 //
 // Event handlers outlive informers. When access or a kind comes back, handlers receive an add event
 // for every object. For each object that was deleted in the meantime they receive
@@ -133,6 +145,7 @@
 //   - Reads of a cache that has stopped fail. Such reads do not continue with the last known
 //     objects.
 //   - IndexField starts no informer; the first read does.
+//   - List by the fields metadata.name and metadata.namespace needs no index.
 //   - Selectors that select nothing, such as labels.Nothing, are refused.
 //   - With DefaultWatchErrorHandler, which receives every error, client-go alone retries what
 //     fails.

@@ -18,6 +18,8 @@ import (
 // holders, the state, and the event handlers.
 type entry struct {
 	selection selection
+	requires  requirements // of the scope, without the cache's options
+	named     *deniedName  // reads began the scope, for this name; else nil
 	env       *environment
 	entries   *entrySet // that the entry is in
 
@@ -27,7 +29,7 @@ type entry struct {
 	waiting   int         // guarded by entries.mu: the number of readers that wait
 	recent    atomic.Bool // set by each read, cleared at each check for idleness
 	gone      latch.Latch // opened under entries.mu when the entry is dropped
-	endedIdle bool        // set before gone is opened: dropped because no one read it
+	endedIdle bool        // set before gone is opened: dropped because no one read it, or may read it
 	end       func()      // set under entries.mu when the scope starts to run
 
 	mail mailbox // events for the run of the scope

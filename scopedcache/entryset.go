@@ -22,6 +22,8 @@ type entrySet struct {
 	entries  map[*entry]struct{}    // guarded by mu
 	selected map[selectedKey]*entry // guarded by mu: the entries with selectors of their own
 	indexes  map[kindKey][]index    // guarded by mu; existing elements do not change
+
+	denied *deniedNames
 }
 
 func newEntrySet(env *environment) *entrySet {
@@ -31,6 +33,7 @@ func newEntrySet(env *environment) *entrySet {
 		entries:  map[*entry]struct{}{},
 		selected: map[selectedKey]*entry{},
 		indexes:  map[kindKey][]index{},
+		denied:   newDeniedNames(env.options.AccessReviewInterval),
 	}
 	if s.changed == nil {
 		s.changed = func() {}
@@ -56,6 +59,7 @@ func (s *entrySet) newEntry(k *kind, scope Scope) *entry {
 		env:       s.env,
 		entries:   s,
 		selection: selection{kind: k, scope: scope},
+		requires:  requirementsOf(scope),
 		state:     StateSyncing,
 		since:     time.Now(),
 	}
@@ -69,21 +73,37 @@ func (s *entrySet) startLocked(e *entry) {
 	e.end = startRun(s.life, e)
 }
 
-// entryLocked returns the entry of the scope, and creates it on first use. The caller holds mu.
-func (s *entrySet) entryLocked(k *kind, scope Scope) *entry {
-	key := scope.key()
-	selective := key.labels != "" || key.fields != ""
-	if selective {
-		if existing := s.selected[selectedKey{k, key}]; existing != nil {
-			return existing
-		}
-	} else if existing, ok := k.entries.Load(key.namespace); ok {
+// findLocked returns the entry of the scope, nil if there is none. The caller holds mu.
+func (s *entrySet) findLocked(k *kind, key scopeKey) *entry {
+	if key.selective() {
+		return s.selected[selectedKey{k, key}]
+	}
+	if existing, ok := k.entries.Load(key.namespace); ok {
 		return existing.(*entry)
 	}
+	return nil
+}
+
+// exists reports whether there is an entry of the scope.
+func (s *entrySet) exists(k *kind, scope Scope) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.findLocked(k, scope.key()) != nil
+}
+
+// entryLocked returns the entry of the scope, and creates it on first use. named is nil unless
+// reads begin the scope for one name. The caller holds mu.
+func (s *entrySet) entryLocked(k *kind, scope Scope, named *deniedName) *entry {
+	key := scope.key()
+	if existing := s.findLocked(k, key); existing != nil {
+		return existing
+	}
 	e := s.newEntry(k, scope)
+	e.named = named
 	s.entries[e] = struct{}{}
-	if selective {
+	if key.selective() {
 		s.selected[selectedKey{k, key}] = e
+		k.selectLocked(e)
 	} else {
 		k.entries.Store(key.namespace, e)
 		k.countLocked(1)
@@ -114,6 +134,7 @@ func (s *entrySet) dropLocked(e *entry) {
 	key := e.selection.scope.key()
 	if s.selected[selectedKey{e.selection.kind, key}] == e {
 		delete(s.selected, selectedKey{e.selection.kind, key})
+		e.selection.kind.deselectLocked(e)
 	} else {
 		e.selection.kind.entries.Delete(key.namespace)
 		e.selection.kind.countLocked(-1)
@@ -136,6 +157,19 @@ func (s *entrySet) dropIfIdle(e *entry) bool {
 	e.endedIdle = true
 	s.dropLocked(e)
 	return true
+}
+
+// dropDenied ends a scope that reads began for one name, if the identity may not list and watch
+// that name and no one holds the scope. The denial is remembered instead.
+func (s *entrySet) dropDenied(e *entry) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if _, exists := s.entries[e]; !exists || len(e.handles) > 0 || e.pinned {
+		return
+	}
+	s.denied.add(*e.named)
+	e.endedIdle = true
+	s.dropLocked(e)
 }
 
 // all returns the entries, in no particular order.
@@ -190,6 +224,7 @@ func (s *entrySet) eventsWatchedChanged() {
 // accessMayHaveChanged makes scopes review their access again: the scopes of a namespace, or all if
 // namespace is empty.
 func (s *entrySet) accessMayHaveChanged(namespace string) {
+	s.denied.forget(namespace)
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for e := range s.entries {

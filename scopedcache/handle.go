@@ -30,8 +30,8 @@ type HoldOptions struct {
 
 // Handle keeps a scope alive. The handle reads what the scope selects. As an informer it stays
 // valid while access is revoked or the kind is not served. The scope ends when its last handle is
-// released, unless the scope is also read through the cache, or used through GetInformer. The
-// methods of Handle may be called from any goroutine.
+// released, unless the scope is also read through the cache (see the package documentation), or
+// used through GetInformer. The methods of Handle may be called from any goroutine.
 type Handle struct {
 	durableInformer
 	entry   *entry
@@ -57,7 +57,7 @@ func (s *scopedCache) Hold(_ context.Context, object client.Object, scope Scope,
 		s.entries.mu.Unlock()
 		return nil, s.user.stopError()
 	}
-	e := s.entries.entryLocked(kind, scope)
+	e := s.entries.entryLocked(kind, scope, nil)
 	for _, handle := range e.handles {
 		if options.Dependent != "" && handle.options.Dependent == options.Dependent &&
 			handle.options.Name == options.Name && handle.user == s.user && !handle.dead.Load() {

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/pkg/errors"
+	"go.opentelemetry.io/otel/trace"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -17,6 +18,7 @@ import (
 	"k8s.io/utils/ptr"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
+	"github.com/latchkey-dev/latchkey/internal/tracing"
 	"github.com/latchkey-dev/latchkey/internal/untrusted"
 	"github.com/latchkey-dev/latchkey/scopedcache/internal/access"
 	"github.com/latchkey-dev/latchkey/scopedcache/internal/lightinformer"
@@ -28,6 +30,7 @@ import (
 // informer ends. The next one starts with an empty store.
 type informer struct {
 	lightinformer.Reader
+	entry  *entry
 	shared toolscache.SharedIndexInformer
 	life   context.Context // ends when the informer is stopped
 	end    context.CancelFunc
@@ -53,6 +56,16 @@ func (i *informer) objects() int {
 		return counting.Objects()
 	}
 	return len(i.Indexer.ListKeys()) // an informer of cache.Options.NewInformer
+}
+
+// note records in the caller's span that the informer answers a read.
+func (i *informer) note(ctx context.Context) {
+	if span := trace.SpanFromContext(ctx); span.IsRecording() {
+		span.AddEvent(tracing.CachedRead, trace.WithAttributes(
+			tracing.Kind.String(i.GVK.String()),
+			tracing.Scope.String(i.entry.selection.scope.String()),
+		))
+	}
 }
 
 // setWatch records a new watch.
@@ -135,7 +148,7 @@ var errUnreadable = errors.New("the API server's watch could not be read")
 
 // newInformer creates an informer that does not run yet, and does no I/O.
 func (r *run) newInformer(mapping *meta.RESTMapping, poll time.Duration, life monitor.LifeID) (*informer, error) {
-	next := &informer{mapping: mapping}
+	next := &informer{entry: r.entry, mapping: mapping}
 	next.life, next.end = context.WithCancel(context.Background())
 	config, example := r.entry.selection.configOf(mapping), r.entry.selection.kind.example
 	resource := listwatch.Resource{

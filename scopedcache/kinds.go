@@ -3,6 +3,7 @@ package scopedcache
 import (
 	"maps"
 	"reflect"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -34,6 +35,9 @@ type kind struct {
 	// under entries.mu.
 	entries sync.Map
 	count   int // of entries; guarded by entries.mu
+	// selected has the scopes with selectors of their own that may answer reads, in the order of
+	// their beginning, by the name that they require. Guarded by entries.mu.
+	selected map[string][]*entry
 	// only is the entry of all namespaces if that is the only entry, so that reads find it in one
 	// step. Written under entries.mu.
 	only atomic.Pointer[entry]
@@ -47,6 +51,43 @@ func (k *kind) countLocked(change int) {
 		only = everywhere.(*entry)
 	}
 	k.only.Store(only)
+}
+
+// selectLocked makes reads consider a scope with selectors of its own. With options for namespaces
+// these have selectors, too: then the scope must be in a namespace that has options. The caller
+// holds entries.mu.
+func (k *kind) selectLocked(e *entry) {
+	_, configured := k.config.namespaces[e.requires.namespace]
+	everywhere := e.selection.scope.Namespace == metav1.NamespaceAll
+	if len(k.config.namespaces) > 0 && (everywhere || !configured) {
+		return
+	}
+	if k.selected == nil {
+		k.selected = map[string][]*entry{}
+	}
+	k.selected[e.requires.name] = append(k.selected[e.requires.name], e)
+}
+
+// deselectLocked undoes selectLocked. The caller holds entries.mu.
+func (k *kind) deselectLocked(e *entry) {
+	name := e.requires.name
+	k.selected[name] = slices.DeleteFunc(k.selected[name], func(other *entry) bool { return other == e })
+	if len(k.selected[name]) == 0 {
+		delete(k.selected, name)
+	}
+}
+
+// answeringLocked returns the scopes with selectors that have the answer to a read. The caller
+// holds entries.mu.
+func (k *kind) answeringLocked(read *requirements) (answering []*entry) {
+	for _, name := range slices.Compact([]string{read.name, ""}) {
+		for _, e := range k.selected[name] {
+			if e.requires.answer(read) {
+				answering = append(answering, e)
+			}
+		}
+	}
+	return answering
 }
 
 // examples has the examples of typed objects, by their type. All caches share them, because some

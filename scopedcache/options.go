@@ -80,7 +80,7 @@ type Options struct {
 	// waits ten seconds for that. By default each cache remembers for itself.
 	UnstreamedKinds *UnstreamedKinds
 	// TracerProvider, if not nil, receives OpenTelemetry spans of informers that start and of access
-	// reviews. The provider must not block.
+	// reviews, and makes cached reads an event in the caller's span. The provider must not block.
 	TracerProvider trace.TracerProvider
 	// Logger logs when a scope becomes Forbidden or NotServed, and when the scope is served after
 	// that. At verbosity 1 it also logs when a scope fails. Defaults to controller-runtime's

@@ -8,6 +8,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/runtime"
 	"sigs.k8s.io/controller-runtime/pkg/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -20,7 +21,7 @@ type reader struct {
 	user    *user // who reads
 }
 
-// Get reads an object from the informer of its namespace, or of all namespaces.
+// Get reads an object from an informer that has it if it exists: see the package documentation.
 func (r *reader) Get(ctx context.Context, name client.ObjectKey, object client.Object,
 	opts ...client.GetOption) error {
 	kind, err := r.env.kinds.kindOf(object)
@@ -28,39 +29,17 @@ func (r *reader) Get(ctx context.Context, name client.ObjectKey, object client.O
 		return err
 	}
 	if running := kind.ready(name.Namespace); running != nil && r.user.runs() {
+		r.note(ctx, running)
 		return running.Get(ctx, name, object, opts...)
 	}
-	return r.getWaiting(ctx, kind, name, object, opts...)
-}
-
-// getWaiting is Get for the case that no informer can serve the read yet.
-func (r *reader) getWaiting(ctx context.Context, kind *kind, name client.ObjectKey, object client.Object,
-	opts ...client.GetOption) error {
-	if err := r.user.check(); err != nil {
-		return err
-	}
-	ctx, cancel := r.user.withReadTimeout(ctx)
-	defer cancel()
-	if len(kind.config.namespaces) > 0 {
-		configured, err := r.configuredNamespace(ctx, kind, name.Namespace)
-		if err != nil {
-			return err
-		}
-		return r.getFrom(ctx, kind, configured, name, object, opts...)
-	}
-	return r.getFrom(ctx, kind, name.Namespace, name, object, opts...)
-}
-
-func (r *reader) getFrom(ctx context.Context, kind *kind, namespace string, name client.ObjectKey,
-	object client.Object, opts ...client.GetOption) error {
-	running, err := r.awaitInformer(ctx, kind, namespace)
+	running, err := r.await(ctx, kind, ofObject(name), name.Namespace)
 	if err != nil {
 		return err
 	}
 	return running.Get(ctx, name, object, opts...)
 }
 
-// List reads from the informer of the namespace in opts, or of all namespaces.
+// List reads from an informer that has what opts ask for: see the package documentation.
 func (r *reader) List(ctx context.Context, list client.ObjectList, opts ...client.ListOption) error {
 	kind, err := r.env.kinds.kindOf(list)
 	if err != nil {
@@ -68,32 +47,34 @@ func (r *reader) List(ctx context.Context, list client.ObjectList, opts ...clien
 	}
 	var options client.ListOptions
 	options.ApplyOptions(opts)
-	if running := kind.ready(options.Namespace); running != nil && len(kind.config.namespaces) == 0 && r.user.runs() {
+	configured := len(kind.config.namespaces) > 0
+	if running := kind.ready(options.Namespace); running != nil && !configured && r.user.runs() {
+		r.note(ctx, running)
 		return running.List(ctx, list, opts...)
 	}
-	if err := r.user.check(); err != nil {
-		return err
-	}
-	ctx, cancel := r.user.withReadTimeout(ctx)
-	defer cancel()
-	namespace := options.Namespace
-	if len(kind.config.namespaces) > 0 {
+	if configured && options.Namespace == metav1.NamespaceAll && r.user.check() == nil {
+		ctx, cancel := r.user.withReadTimeout(ctx)
+		defer cancel()
 		namespaced, err := r.namespaced(ctx, kind)
 		if err != nil {
 			return err
 		}
-		if namespaced && namespace == metav1.NamespaceAll {
+		if namespaced {
 			return r.listConfigured(ctx, kind, list, options)
 		}
-		if namespace, err = r.configuredNamespace(ctx, kind, namespace); err != nil {
-			return err
-		}
 	}
-	running, err := r.awaitInformer(ctx, kind, namespace)
+	running, err := r.await(ctx, kind, ofList(&options), options.Namespace)
 	if err != nil {
 		return err
 	}
-	return running.List(ctx, list, opts...)
+	return running.List(ctx, list, running.entry.requires.without(options))
+}
+
+// note records in the caller's span which scope answers a read.
+func (r *reader) note(ctx context.Context, from *informer) {
+	if r.env.tracer != nil {
+		from.note(ctx)
+	}
 }
 
 // ready returns the informer that serves a namespace if it can serve reads at once, else nil. The
@@ -103,6 +84,16 @@ func (k *kind) ready(namespace string) *informer {
 		e.markRead()
 		return e.current.Load()
 	}
+	e := k.unselected(namespace)
+	if e == nil {
+		return nil
+	}
+	e.markRead()
+	return e.current.Load()
+}
+
+// unselected returns the scope without selectors that serves a namespace, nil if there is none.
+func (k *kind) unselected(namespace string) *entry {
 	existing, ok := k.entries.Load(namespace)
 	if !ok && len(k.config.namespaces) == 0 {
 		existing, ok = k.entries.Load(metav1.NamespaceAll)
@@ -110,9 +101,7 @@ func (k *kind) ready(namespace string) *informer {
 	if !ok {
 		return nil
 	}
-	e := existing.(*entry)
-	e.markRead()
-	return e.current.Load()
+	return existing.(*entry)
 }
 
 // markRead records that a read uses the scope.
@@ -122,11 +111,98 @@ func (s *entry) markRead() {
 	}
 }
 
-// awaitInformer waits for the informer that serves a namespace, and creates its scope if necessary.
-// The informer is that of the namespace if its scope exists, else that of all namespaces.
-// With PerNamespace, or if the latter is Forbidden, awaitInformer creates the scope of the
-// namespace.
-func (r *reader) awaitInformer(ctx context.Context, k *kind, namespace string) (*informer, error) {
+// await waits for an informer that answers a read, for the time that a read may take. namespace is
+// the one in the read's options.
+func (r *reader) await(ctx context.Context, k *kind, read requirements, namespace string) (*informer, error) {
+	if err := r.user.check(); err != nil {
+		return nil, err
+	}
+	if running := r.readySelected(k, &read); running != nil {
+		r.note(ctx, running)
+		return running, nil
+	}
+	bounded, cancel := r.user.withReadTimeout(ctx)
+	defer cancel()
+	if len(k.config.namespaces) > 0 {
+		var err error
+		if namespace, err = r.configuredNamespace(bounded, k, namespace); err != nil {
+			return nil, err
+		}
+	}
+	running, err := r.awaitInformer(bounded, k, &read, namespace)
+	if err == nil {
+		r.note(ctx, running)
+	}
+	return running, err
+}
+
+// awaitInformer waits for an informer that answers a read, and creates a scope if none does. A
+// scope without selectors has precedence, because it moves no reads from one informer to another.
+func (r *reader) awaitInformer(ctx context.Context, k *kind, read *requirements, namespace string) (*informer, error) {
+	if k.unselected(namespace) == nil {
+		if running, err := r.awaitSelected(ctx, k, read); running != nil || err != nil {
+			return running, err
+		}
+	}
+	running, forbidden := r.awaitUnselected(ctx, k, namespace)
+	if !apierrors.IsForbidden(forbidden) {
+		return running, forbidden
+	}
+	if running, err := r.awaitSelected(ctx, k, read); running != nil || err != nil {
+		return running, err
+	}
+	return r.awaitNamed(ctx, k, read, namespace, forbidden)
+}
+
+// readySelected returns the informer of a scope with selectors that answers a read at once, else
+// nil.
+func (r *reader) readySelected(k *kind, read *requirements) *informer {
+	r.entries.mu.Lock()
+	defer r.entries.mu.Unlock()
+	for _, e := range k.answeringLocked(read) {
+		if running := e.current.Load(); running != nil {
+			r.markSelectedReadLocked(e)
+			return running
+		}
+	}
+	return nil
+}
+
+// markSelectedReadLocked records that a read uses a scope with selectors. If the cache's scopes do
+// not end when idle, the scope of a watch ends with its holders: reads alone would keep it for
+// ever.
+func (r *reader) markSelectedReadLocked(e *entry) {
+	if len(e.handles) == 0 || r.env.options.IdleTimeout > 0 {
+		e.markRead()
+	}
+}
+
+// awaitSelected waits for the informer of a scope with selectors that answers a read. awaitSelected
+// returns nil without an error if there is no such scope, or if none of them may be read.
+func (r *reader) awaitSelected(ctx context.Context, k *kind, read *requirements) (*informer, error) {
+	if running := r.readySelected(k, read); running != nil {
+		return running, nil
+	}
+	r.entries.mu.Lock()
+	answering := k.answeringLocked(read)
+	for _, e := range answering {
+		r.markSelectedReadLocked(e)
+	}
+	r.entries.mu.Unlock()
+	for _, e := range answering {
+		running, err := e.await(ctx, r.user)
+		if !apierrors.IsForbidden(err) && !errors.Is(err, ErrReleased) {
+			return running, err
+		}
+	}
+	return nil, nil
+}
+
+// awaitUnselected waits for the informer without selectors that serves a namespace, and creates its
+// scope if necessary. The informer is that of the namespace if its scope exists, else that of all
+// namespaces. With PerNamespace, or if the latter is Forbidden, awaitUnselected creates the scope
+// of the namespace.
+func (r *reader) awaitUnselected(ctx context.Context, k *kind, namespace string) (*informer, error) {
 	if namespace != metav1.NamespaceAll && len(k.config.namespaces) == 0 {
 		if _, exact := k.entries.Load(namespace); !exact {
 			running, err := r.awaitAllNamespaces(ctx, k)
@@ -135,7 +211,7 @@ func (r *reader) awaitInformer(ctx context.Context, k *kind, namespace string) (
 			}
 		}
 	}
-	return r.awaitEntry(ctx, k, namespace)
+	return r.awaitEntry(ctx, k, Scope{Namespace: namespace})
 }
 
 // awaitAllNamespaces waits for the informer of all namespaces. awaitAllNamespaces returns nil
@@ -144,7 +220,7 @@ func (r *reader) awaitAllNamespaces(ctx context.Context, k *kind) (*informer, er
 	if _, exists := k.entries.Load(metav1.NamespaceAll); !exists && r.env.options.PerNamespace {
 		return nil, nil
 	}
-	running, err := r.awaitEntry(ctx, k, metav1.NamespaceAll)
+	running, err := r.awaitEntry(ctx, k, Scope{})
 	if apierrors.IsForbidden(err) {
 		return nil, nil
 	}
@@ -153,29 +229,65 @@ func (r *reader) awaitAllNamespaces(ctx context.Context, k *kind) (*informer, er
 
 // awaitEntry waits for the informer of a scope that a read of the cache uses, and creates the scope
 // if necessary.
-func (r *reader) awaitEntry(ctx context.Context, k *kind, namespace string) (*informer, error) {
+func (r *reader) awaitEntry(ctx context.Context, k *kind, scope Scope) (*informer, error) {
 	for {
-		r.entries.mu.Lock()
-		if r.entries.ended || r.user.hasEnded() {
-			r.entries.mu.Unlock()
-			return nil, r.user.stopError()
+		e, running, err := r.awaitOnce(ctx, k, scope, nil)
+		if !endedJustBefore(e, err) {
+			return running, err
 		}
-		if _, exists := k.entries.Load(namespace); !exists && r.env.informers.ReaderFailOnMissingInformer {
-			r.entries.mu.Unlock()
-			return nil, &cache.ErrResourceNotCached{GVK: k.gvk}
-		}
-		e := r.entries.entryLocked(k, Scope{Namespace: namespace})
-		e.markRead()
-		e.waiting++
+	}
+}
+
+// endedJustBefore reports whether a scope ended, because no read used it, just before a read did,
+// or because the name that reads wanted is denied.
+func endedJustBefore(e *entry, err error) bool {
+	return errors.Is(err, ErrReleased) && e != nil && e.endedIdle
+}
+
+// awaitOnce is awaitEntry for a scope that does not end in between. named, if not nil, is the name
+// for which the scope is created.
+func (r *reader) awaitOnce(ctx context.Context, k *kind, scope Scope, named *deniedName) (*entry, *informer, error) {
+	r.entries.mu.Lock()
+	if r.entries.ended || r.user.hasEnded() {
 		r.entries.mu.Unlock()
-		running, err := e.await(ctx, r.user)
-		r.entries.mu.Lock()
-		e.waiting--
+		return nil, nil, r.user.stopError()
+	}
+	if r.entries.findLocked(k, scope.key()) == nil && r.env.informers.ReaderFailOnMissingInformer {
 		r.entries.mu.Unlock()
-		if errors.Is(err, ErrReleased) && e.endedIdle {
-			continue // the scope ended as idle just before this read
+		return nil, nil, &cache.ErrResourceNotCached{GVK: k.gvk}
+	}
+	e := r.entries.entryLocked(k, scope, named)
+	e.markRead()
+	e.waiting++
+	r.entries.mu.Unlock()
+	running, err := e.await(ctx, r.user)
+	r.entries.mu.Lock()
+	e.waiting--
+	r.entries.mu.Unlock()
+	return e, running, err
+}
+
+// awaitNamed waits for the informer of one object, for the case that no wider scope may be read: a
+// Role may allow single names. awaitNamed returns forbidden, the error of the wider scope, if the
+// identity may not list and watch that name.
+func (r *reader) awaitNamed(ctx context.Context, k *kind, read *requirements, namespace string,
+	forbidden error) (*informer, error) {
+	if read.name == "" || r.env.informers.ReaderFailOnMissingInformer {
+		return nil, forbidden
+	}
+	key := deniedName{kind: k.kindKey, namespace: namespace, name: read.name}
+	scope := Scope{Namespace: namespace, FieldSelector: fields.OneTermEqualSelector(nameField, read.name)}
+	for {
+		if r.entries.denied.has(key) || !r.entries.exists(k, scope) && !r.entries.denied.mayAsk(ctx) {
+			return nil, forbidden
 		}
-		return running, err
+		e, running, err := r.awaitOnce(ctx, k, scope, &key)
+		if apierrors.IsForbidden(err) {
+			return nil, forbidden
+		}
+		if !endedJustBefore(e, err) {
+			return running, err
+		}
 	}
 }
 
@@ -230,7 +342,7 @@ func (r *reader) listConfigured(ctx context.Context, k *kind, list client.Object
 	limit := options.Limit
 	var all []runtime.Object
 	for namespace := range k.config.namespaces {
-		running, err := r.awaitInformer(ctx, k, namespace)
+		running, err := r.awaitUnselected(ctx, k, namespace)
 		if err != nil {
 			return err
 		}

@@ -163,7 +163,9 @@ func (r *run) do(effects []monitor.Effect) {
 		case monitor.StopInformer:
 			r.stopInformer()
 		case monitor.SetState:
-			r.entry.setState(e)
+			if r.entry.setState(e); State(e.State) == StateForbidden && r.entry.named != nil {
+				r.entry.entries.dropDenied(r.entry)
+			}
 		}
 	}
 }

@@ -1,7 +1,6 @@
 package scopedcache
 
 import (
-	"slices"
 	"strings"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -58,40 +57,25 @@ func (s Scope) String() string {
 // scopeKey is a comparable form of Scope, for use as the key of a map.
 type scopeKey struct{ namespace, labels, fields string }
 
+// selective reports whether the scope has selectors of its own.
+func (k scopeKey) selective() bool { return k.labels != "" || k.fields != "" }
+
 func (s Scope) key() scopeKey {
 	return scopeKey{namespace: s.Namespace, labels: labelKey(s.LabelSelector), fields: fieldKey(s.FieldSelector)}
 }
 
 func labelKey(selector labels.Selector) string {
-	if selector == nil || selector.Empty() {
-		return ""
-	}
-	requirements, selectable := selector.Requirements()
-	if !selectable {
+	if noLabels(selector) {
 		return "nothing"
 	}
-	terms := make([]string, 0, len(requirements))
-	for i := range requirements {
-		terms = append(terms, requirements[i].String())
-	}
-	slices.Sort(terms)
-	return strings.Join(slices.Compact(terms), ",")
+	return strings.Join(labelTerms(selector), ",")
 }
 
 func fieldKey(selector fields.Selector) string {
-	if selector == nil || selector.Empty() {
-		return ""
-	}
 	if noFields(selector) {
 		return "nothing"
 	}
-	requirements := selector.Requirements()
-	terms := make([]string, 0, len(requirements))
-	for _, r := range requirements {
-		terms = append(terms, r.Field+string(r.Operator)+fields.EscapeValue(r.Value))
-	}
-	slices.Sort(terms)
-	return strings.Join(slices.Compact(terms), ",")
+	return strings.Join(fieldTerms(selector), ",")
 }
 
 // andLabels returns a selector for what both select.
@@ -140,7 +124,7 @@ func inNamespace(namespace string, selector fields.Selector) fields.Selector {
 	if exact, found := requiredNamespace(selector); found && exact == namespace {
 		return selector
 	}
-	return andFields(fields.OneTermEqualSelector("metadata.namespace", namespace), selector)
+	return andFields(fields.OneTermEqualSelector(namespaceField, namespace), selector)
 }
 
 // requiredNamespace returns the namespace that a selector restricts a kind to.
@@ -148,5 +132,5 @@ func requiredNamespace(selector fields.Selector) (namespace string, found bool) 
 	if selector == nil || selector.Empty() {
 		return "", false
 	}
-	return selector.RequiresExactMatch("metadata.namespace")
+	return selector.RequiresExactMatch(namespaceField)
 }

@@ -20,6 +20,9 @@ const (
 	AccessReview = "latchkey.access_review"
 )
 
+// CachedRead is the event, in the caller's span, of a read that the cache answers.
+const CachedRead = "latchkey.cached_read"
+
 // The keys of attributes.
 const (
 	// Cache is the name of the ClusterCache.

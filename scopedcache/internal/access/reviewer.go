@@ -14,6 +14,7 @@ import (
 	authorizationv1 "k8s.io/api/authorization/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/labels"
 	authenticationv1client "k8s.io/client-go/kubernetes/typed/authentication/v1"
@@ -244,7 +245,7 @@ func (q Question) Attributes(verb string) *authorizationv1.ResourceAttributes {
 		Resource:  q.Mapping.Resource.Resource,
 	}
 	if selector := q.Fields; selector != nil && !selector.Empty() {
-		if name, exact := selector.RequiresExactMatch("metadata.name"); exact {
+		if name, exact := selector.RequiresExactMatch(metav1.ObjectNameField); exact {
 			attributes.Name = name // as the API server does, for resourceNames
 		}
 		attributes.FieldSelector = &authorizationv1.FieldSelectorAttributes{RawSelector: selector.String()}

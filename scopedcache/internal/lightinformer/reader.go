@@ -11,6 +11,7 @@ import (
 	"github.com/pkg/errors"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -143,15 +144,68 @@ func (r *Reader) List(_ context.Context, out client.ObjectList, opts ...client.L
 	return nil
 }
 
-// find returns the objects in a namespace, or with an indexed field.
+// find returns the objects in a namespace, with a name, or with indexed fields. The fields of name
+// and namespace need no index.
 func (r *Reader) find(options *client.ListOptions) ([]any, error) {
+	namespace := options.Namespace
+	if options.FieldSelector == nil || options.FieldSelector.Empty() {
+		return r.inNamespace(namespace)
+	}
+	var indexed, named fields.Requirements
+	for _, requirement := range options.FieldSelector.Requirements() {
+		if requirement.Operator != selection.Equals && requirement.Operator != selection.DoubleEquals {
+			return nil, errors.New("non-exact field matches are not supported by the cache")
+		}
+		_, hasIndex := r.indexers()[FieldIndexName(requirement.Field)]
+		if isKeyField(requirement.Field) && !hasIndex {
+			named = append(named, requirement)
+		} else {
+			indexed = append(indexed, requirement)
+		}
+	}
+	var found []any
+	var err error
+	if len(indexed) > 0 || len(named) == 0 {
+		found, err = r.findByFields(indexed, namespace)
+	} else {
+		found, err = r.inNamespace(namespace)
+	}
+	if err != nil || len(named) == 0 {
+		return found, err
+	}
+	return slices.DeleteFunc(found, func(object any) bool { return !hasKey(object, named) }), nil
+}
+
+// isKeyField reports whether a field is one of the two that make an object's key.
+func isKeyField(field string) bool {
+	return field == metav1.ObjectNameField || field == "metadata.namespace"
+}
+
+// hasKey reports whether an object's name and namespace are as required.
+func hasKey(object any, required fields.Requirements) bool {
+	accessor, err := meta.Accessor(object)
+	if err != nil {
+		return false
+	}
+	for _, requirement := range required {
+		value := accessor.GetName()
+		if requirement.Field != metav1.ObjectNameField {
+			value = accessor.GetNamespace()
+		}
+		if value != requirement.Value {
+			return false
+		}
+	}
+	return true
+}
+
+// inNamespace returns the objects in a namespace, empty for all.
+func (r *Reader) inNamespace(namespace string) ([]any, error) {
 	switch {
-	case options.FieldSelector != nil && !options.FieldSelector.Empty():
-		return r.findByFields(options.FieldSelector.Requirements(), options.Namespace)
-	case r.Namespace != "" && options.Namespace != "" && options.Namespace != r.Namespace:
+	case r.Namespace != "" && namespace != "" && namespace != r.Namespace:
 		return nil, nil
-	case r.Namespace == "" && options.Namespace != "":
-		found, err := r.Indexer.ByIndex(toolscache.NamespaceIndex, options.Namespace)
+	case r.Namespace == "" && namespace != "":
+		found, err := r.Indexer.ByIndex(toolscache.NamespaceIndex, namespace)
 		return found, errors.WithStack(err)
 	default:
 		return r.Indexer.List(), nil
@@ -160,11 +214,6 @@ func (r *Reader) find(options *client.ListOptions) ([]any, error) {
 
 // findByFields returns the objects that have all of these values in their indexed fields.
 func (r *Reader) findByFields(requirements fields.Requirements, namespace string) (found []any, err error) {
-	for _, requirement := range requirements {
-		if requirement.Operator != selection.Equals && requirement.Operator != selection.DoubleEquals {
-			return nil, errors.New("non-exact field matches are not supported by the cache")
-		}
-	}
 	for n, requirement := range requirements {
 		name, value := FieldIndexName(requirement.Field), indexValue(namespace, requirement.Value)
 		if n == 0 {

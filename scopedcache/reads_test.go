@@ -1,0 +1,342 @@
+package scopedcache
+
+import (
+	"encoding/json"
+	"fmt"
+	"io"
+	"net/http"
+	"slices"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	. "github.com/onsi/gomega"
+	sdktrace "go.opentelemetry.io/otel/sdk/trace"
+	"go.opentelemetry.io/otel/sdk/trace/tracetest"
+	authorizationv1 "k8s.io/api/authorization/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/client-go/kubernetes/scheme"
+	"sigs.k8s.io/controller-runtime/pkg/cache"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/latchkey-dev/latchkey/internal/tracing"
+)
+
+// selections returns the selectors of each list, also of those that begin a watch, of the fake API
+// server.
+func (a *apiServer) selections() func() []string {
+	var mu sync.Mutex
+	var seen []string
+	a.answers(func(_ http.ResponseWriter, req *http.Request) bool {
+		query := req.URL.Query()
+		if isList(req) || query.Get("sendInitialEvents") == "true" {
+			mu.Lock()
+			defer mu.Unlock()
+			seen = append(seen, req.URL.Path+" "+query.Get("labelSelector")+" "+query.Get("fieldSelector"))
+		}
+		return false
+	})
+	return func() []string {
+		mu.Lock()
+		defer mu.Unlock()
+		return slices.Clone(seen)
+	}
+}
+
+// allow makes the fake API server allow reviews for which allowed returns true, and returns the
+// number of reviews for each namespace/name so far.
+func (a *apiServer) allow(allowed func(namespace, name string) bool) func() map[string]int {
+	var mu sync.Mutex
+	asked := map[string]int{}
+	a.answers(func(w http.ResponseWriter, req *http.Request) bool {
+		if !isReview(req) {
+			return false
+		}
+		body, _ := io.ReadAll(req.Body)
+		sent, _, err := scheme.Codecs.UniversalDeserializer().Decode(body, nil, nil)
+		if err != nil {
+			return false
+		}
+		attributes := sent.(*authorizationv1.SelfSubjectAccessReview).Spec.ResourceAttributes
+		mu.Lock()
+		asked[attributes.Namespace+"/"+attributes.Name]++
+		mu.Unlock()
+		w.Header().Set("Content-Type", "application/json")
+		w.WriteHeader(http.StatusCreated)
+		_ = json.NewEncoder(w).Encode(map[string]any{
+			"kind":       "SelfSubjectAccessReview",
+			"apiVersion": "authorization.k8s.io/v1",
+			"status":     map[string]any{"allowed": allowed(attributes.Namespace, attributes.Name)},
+		})
+		return true
+	})
+	return func() map[string]int {
+		mu.Lock()
+		defer mu.Unlock()
+		copied := map[string]int{}
+		for key, n := range asked {
+			copied[key] = n
+		}
+		return copied
+	}
+}
+
+func named(name string) fields.Selector { return fields.OneTermEqualSelector("metadata.name", name) }
+
+func get(t *testing.T, c Cache, name string) error {
+	t.Helper()
+	return c.Get(t.Context(), client.ObjectKey{Namespace: "n", Name: name}, configMap())
+}
+
+func namesOf(t *testing.T, c Cache, opts ...client.ListOption) (names []string, err error) {
+	t.Helper()
+	list := &unstructured.UnstructuredList{}
+	list.SetGroupVersionKind(configMaps.GroupVersion().WithKind("ConfigMapList"))
+	err = c.List(t.Context(), list, opts...)
+	for _, item := range list.Items {
+		names = append(names, item.GetName())
+	}
+	return names, err
+}
+
+// Reads use the scope of a watch that has the answer, and list nothing else.
+func TestReadsUseTheScopeOfAWatch(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		g := NewWithT(t)
+		a := newAPIServer(t)
+		lists := a.selections()
+		c := a.newCache(t)
+		for _, scope := range []Scope{
+			{Namespace: "n", FieldSelector: named("a")},
+			{Namespace: "n", FieldSelector: named("gone")},
+			{Namespace: "n", LabelSelector: labels.SelectorFromSet(labels.Set{"l": "1"})},
+			{Namespace: "n", FieldSelector: fields.OneTermNotEqualSelector("type", "t")},
+		} {
+			handle, err := c.Hold(t.Context(), configMap(), scope, HoldOptions{})
+			g.Expect(err).NotTo(HaveOccurred())
+			defer handle.Release()
+		}
+		g.Expect(get(t, c, "a")).To(Succeed()) // also while the scope syncs
+		synctest.Wait()
+		g.Expect(get(t, c, "a")).To(Succeed())
+		g.Expect(get(t, c, "gone")).To(Satisfy(apierrors.IsNotFound))
+		inside := client.InNamespace("n")
+		g.Expect(namesOf(t, c, inside, client.MatchingFieldsSelector{Selector: named("a")})).To(Equal([]string{"a"}))
+		g.Expect(namesOf(t, c, inside, client.MatchingFields{"metadata.name": "a", "metadata.namespace": "n"})).
+			To(Equal([]string{"a"}))
+		g.Expect(namesOf(t, c, inside, client.MatchingLabels{"l": "1"})).To(BeEmpty()) // the fake ignores selectors
+		g.Expect(namesOf(t, c, inside, client.MatchingLabels{"l": "1", "m": "1"})).To(BeEmpty())
+		g.Expect(namesOf(t, c, inside, client.MatchingFieldsSelector{
+			Selector: fields.OneTermNotEqualSelector("type", "t"),
+		})).To(Equal([]string{"a"}))
+		g.Expect(lists()).To(ConsistOf(
+			inN+"  metadata.namespace=n,metadata.name=a",
+			inN+"  metadata.namespace=n,metadata.name=gone",
+			inN+" l=1 metadata.namespace=n",
+			inN+"  metadata.namespace=n,type!=t"))
+	})
+}
+
+// A scope without selectors that serves has precedence. One that cannot serve does not stop the
+// reads that a scope with selectors answers.
+func TestPrecedenceOfUnselected(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		g := NewWithT(t)
+		a := newAPIServer(t)
+		c := a.newCache(t, func(o *Options) {
+			o.PerNamespace, o.IdleTimeout, o.AccessReviewInterval = false, time.Hour, 20*time.Second
+		})
+		g.Expect(list(t.Context(), c, "")).To(Succeed())
+		handle, err := c.Hold(t.Context(), configMap(), Scope{Namespace: "n", FieldSelector: named("a")}, HoldOptions{})
+		g.Expect(err).NotTo(HaveOccurred())
+		defer handle.Release()
+		synctest.Wait()
+		g.Expect(get(t, c, "a")).To(Succeed())
+		g.Expect(handle.entry.recent.Load()).To(BeFalse(), "the wide scope was read")
+
+		a.allow(func(_, name string) bool { return name != "" })
+		time.Sleep(time.Minute)
+		g.Expect(statesOf(c)).To(ConsistOf(StateForbidden, StateSynced))
+		g.Expect(get(t, c, "a")).To(Succeed())
+		g.Expect(handle.entry.recent.Load()).To(BeTrue(), "the scope of the watch was read")
+		g.Expect(statesOf(c)).To(HaveLen(2))
+		g.Expect(get(t, c, "b")).To(Satisfy(apierrors.IsNotFound))
+		g.Expect(statesOf(c)).To(HaveLen(4), "of everything, n, a, and b")
+	})
+}
+
+func statesOf(c Cache) (states []State) {
+	for _, scope := range c.States() {
+		states = append(states, scope.State)
+	}
+	return states
+}
+
+// A cached Get of a name needs no more than permission to list and watch that name. A name that is
+// denied is asked for again after two seconds, then after an interval, or when RBAC has changed.
+func TestGetOfAPermittedName(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		g := NewWithT(t)
+		a := newAPIServer(t)
+		permitted := map[string]bool{"a": true}
+		var mu sync.Mutex
+		asked := a.allow(func(namespace, name string) bool {
+			mu.Lock()
+			defer mu.Unlock()
+			return namespace == "n" && permitted[name]
+		})
+		c := a.newCache(t, func(o *Options) {
+			o.PerNamespace, o.IdleTimeout, o.AccessReviewInterval = false, time.Hour, 10*time.Minute
+		})
+		g.Expect(get(t, c, "a")).To(Succeed())
+		g.Expect(namesOf(t, c, client.InNamespace("n"), client.MatchingFieldsSelector{Selector: named("a")})).
+			To(Equal([]string{"a"}))
+		g.Expect(get(t, c, "b")).To(Satisfy(apierrors.IsForbidden))
+		_, err := namesOf(t, c, client.InNamespace("n"))
+		g.Expect(err).To(Satisfy(apierrors.IsForbidden))
+		g.Expect(a.watches()).To(Equal([]string{inN}))
+		g.Expect(statesOf(c)).To(ConsistOf(StateForbidden, StateForbidden, StateSynced), "no scope of b is left")
+
+		denials := asked()["n/b"]
+		g.Expect(get(t, c, "b")).To(Satisfy(apierrors.IsForbidden))
+		g.Expect(asked()["n/b"]).To(Equal(denials), "answered from memory")
+		time.Sleep(firstDenial)
+		g.Expect(get(t, c, "b")).To(Satisfy(apierrors.IsForbidden))
+		g.Expect(asked()["n/b"]).To(Equal(2*denials), "asked again")
+		time.Sleep(9 * time.Minute)
+		g.Expect(get(t, c, "b")).To(Satisfy(apierrors.IsForbidden))
+		g.Expect(asked()["n/b"]).To(Equal(2 * denials))
+
+		mu.Lock()
+		permitted["b"] = true
+		mu.Unlock()
+		g.Expect(get(t, c, "b")).To(Satisfy(apierrors.IsForbidden))
+		c.(*scopedCache).entries.accessMayHaveChanged("other")
+		g.Expect(get(t, c, "b")).To(Satisfy(apierrors.IsForbidden))
+		c.(*scopedCache).entries.accessMayHaveChanged("n")
+		g.Expect(get(t, c, "b")).To(Satisfy(apierrors.IsNotFound), "the fake has a only")
+	})
+}
+
+// Many readers of names that are denied ask for each once, and for a bounded number of names.
+func TestDeniedNamesAreBounded(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		g := NewWithT(t)
+		a := newAPIServer(t)
+		asked := a.allow(func(string, string) bool { return false })
+		c := a.newCache(t, func(o *Options) { o.AccessReviewInterval, o.ReadTimeout = time.Hour, 5*time.Second })
+		g.Expect(get(t, c, "first")).To(Satisfy(apierrors.IsForbidden))
+		var readers sync.WaitGroup
+		for n := range 250 {
+			readers.Go(func() {
+				if err := get(t, c, fmt.Sprint("name-", n)); !apierrors.IsForbidden(err) && !apierrors.IsTimeout(err) {
+					t.Error(err)
+				}
+			})
+		}
+		readers.Wait()
+		synctest.Wait()
+		names := 0
+		for key := range asked() {
+			if key != "n/" {
+				names++
+			}
+		}
+		g.Expect(names).To(BeNumerically("<=", namesBurst+5*namesPerSecond+1))
+		g.Expect(statesOf(c)).To(Equal([]State{StateForbidden}))
+	})
+}
+
+// With ReaderFailOnMissingInformer a read uses the scope of a watch, and begins none.
+func TestMissingInformers(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		g := NewWithT(t)
+		a := newAPIServer(t)
+		c := a.newCacheOf(t, cache.Options{ReaderFailOnMissingInformer: true})
+		handle, err := c.Hold(t.Context(), configMap(), Scope{Namespace: "n", FieldSelector: named("a")}, HoldOptions{})
+		g.Expect(err).NotTo(HaveOccurred())
+		defer handle.Release()
+		g.Expect(get(t, c, "a")).To(Succeed())
+		g.Expect(get(t, c, "b")).To(BeAssignableToTypeOf(&cache.ErrResourceNotCached{}))
+	})
+}
+
+// With options for namespaces, only a scope in a namespace that has options answers reads: its
+// selectors are those of the reads there.
+func TestScopesOfConfiguredNamespaces(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		g := NewWithT(t)
+		a := newAPIServer(t)
+		lists := a.selections()
+		c := a.newCacheOf(t, cache.Options{DefaultNamespaces: map[string]cache.Config{
+			"n": {LabelSelector: labels.SelectorFromSet(labels.Set{"l": "1"})},
+		}})
+		for _, scope := range []Scope{{FieldSelector: named("a")}, {Namespace: "n", FieldSelector: named("b")}} {
+			handle, err := c.Hold(t.Context(), configMap(), scope, HoldOptions{})
+			g.Expect(err).NotTo(HaveOccurred())
+			defer handle.Release()
+		}
+		synctest.Wait()
+		g.Expect(get(t, c, "b")).To(Satisfy(apierrors.IsNotFound))
+		g.Expect(lists()).To(HaveLen(2))
+		g.Expect(get(t, c, "a")).To(Succeed())
+		g.Expect(lists()).To(ConsistOf(everywhere+"  metadata.name=a", inN+" l=1 metadata.namespace=n,metadata.name=b",
+			inN+" l=1 metadata.namespace=n"))
+	})
+}
+
+// Reads keep the scope of a watch after its holder has released it only as long as they come, and
+// not at all if scopes do not end when idle.
+func TestReadsOfAReleasedScope(t *testing.T) {
+	for _, timeout := range []time.Duration{0, time.Minute} {
+		synctest.Test(t, func(t *testing.T) {
+			g := NewWithT(t)
+			c := newAPIServer(t).newCache(t, func(o *Options) { o.IdleTimeout = timeout })
+			handle, err := c.Hold(t.Context(), configMap(), Scope{Namespace: "n", FieldSelector: named("a")}, HoldOptions{})
+			g.Expect(err).NotTo(HaveOccurred())
+			g.Expect(get(t, c, "a")).To(Succeed())
+			handle.Release()
+			if timeout > 0 {
+				g.Expect(c.States()).To(HaveLen(1))
+				time.Sleep(2 * timeout)
+				synctest.Wait()
+			}
+			g.Expect(c.States()).To(BeEmpty())
+		})
+	}
+}
+
+// A trace shows which scope answered a read.
+func TestReadsInTraces(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		g := NewWithT(t)
+		recorder := tracetest.NewSpanRecorder()
+		provider := sdktrace.NewTracerProvider(sdktrace.WithSpanProcessor(recorder))
+		c := newAPIServer(t).newCache(t, func(o *Options) { o.TracerProvider = provider })
+		handle, err := c.Hold(t.Context(), configMap(), Scope{Namespace: "n", FieldSelector: named("a")}, HoldOptions{})
+		g.Expect(err).NotTo(HaveOccurred())
+		defer handle.Release()
+		ctx, span := provider.Tracer("test").Start(t.Context(), "reconcile")
+		for range 2 { // the first waits
+			g.Expect(c.Get(ctx, client.ObjectKey{Namespace: "n", Name: "a"}, configMap())).To(Succeed())
+			g.Expect(list(ctx, c, "n")).To(Succeed())
+		}
+		span.End()
+		var scopes []string
+		for _, ended := range recorder.Ended() {
+			for _, event := range ended.Events() {
+				for _, attribute := range event.Attributes {
+					if attribute.Key == tracing.Scope {
+						scopes = append(scopes, event.Name+" "+attribute.Value.AsString())
+					}
+				}
+			}
+		}
+		read := tracing.CachedRead + " namespace n"
+		g.Expect(scopes).To(Equal([]string{read + ", fields metadata.name=a", read, read, read}))
+	})
+}

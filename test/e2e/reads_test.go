@@ -1,0 +1,105 @@
+package e2e
+
+import (
+	"net/http"
+	"net/url"
+	"testing"
+	"time"
+
+	. "github.com/onsi/gomega"
+	corev1 "k8s.io/api/core/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/apimachinery/pkg/labels"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/latchkey-dev/latchkey/clustercache"
+)
+
+// requestsFor returns, by the API server's own count, the selectors of each watch of ConfigMaps that
+// a user has begun since begin, and the requests of the user that were refused.
+func requestsFor(t *testing.T, username string, begin time.Time) (watches, refused []string) {
+	t.Helper()
+	for _, event := range auditLog(t, begin) {
+		if event.User.Username != username {
+			continue
+		}
+		received := event.Stage == "RequestReceived"
+		if event.ResponseStatus.Code == http.StatusForbidden && !received {
+			refused = append(refused, event.String())
+		}
+		if received && event.Verb == "watch" && event.ObjectRef.Resource == "configmaps" {
+			uri, err := url.Parse(event.RequestURI)
+			NewWithT(t).Expect(err).NotTo(HaveOccurred())
+			query := uri.Query()
+			watches = append(watches, "labels "+query.Get("labelSelector")+" fields "+query.Get("fieldSelector"))
+		}
+	}
+	return watches, refused
+}
+
+// A Role with resourceNames suffices to watch and to read that object, with one watch and without a
+// request that is refused. A List with the labels of a watch needs no second watch.
+func TestReadsThatFitTheRole(t *testing.T) {
+	g := NewWithT(t)
+	ns := namespace(t)
+	begin := time.Now()
+	verbs := []string{"get", "list", "watch"}
+	create(t, serviceAccount(ns, "named"))
+	grant(t, ns, "named", rbacv1.PolicyRule{
+		APIGroups: []string{""}, Resources: []string{"configmaps"}, ResourceNames: []string{"a", "b", "gone"}, Verbs: verbs,
+	})
+	create(t, extension(ns, "named"))
+	tenant(t, ns, "labelled")
+	create(t, configMap(ns, "a"))
+	create(t, configMap(ns, "b"))
+	create(t, configMap(ns, "c"))
+	chosen := configMap(ns, "d")
+	chosen.Labels = map[string]string{"choose": "me"}
+	create(t, chosen)
+	o := startOperator(t, clustercache.Options{})
+	ctx := t.Context()
+	watch := func(name string, scope clustercache.Scope) *fakeController {
+		o.waitConnected(t, name)
+		c := newFakeController(t)
+		options := c.watch("content", &corev1.ConfigMap{}, ns)
+		scope.Namespace = ns
+		options.Scope = scope
+		g.Expect(o.Watch(ctx, key(name), clustercache.NewWatcher(options))).To(Succeed())
+		return c
+	}
+
+	c := watch("named", clustercache.Scope{FieldSelector: fields.OneTermEqualSelector("metadata.name", "a")})
+	g.Eventually(c.seen).WithTimeout(patience).Should(Equal([]string{"create a"}))
+	reader, err := o.GetClient(ctx, key("named"))
+	g.Expect(err).NotTo(HaveOccurred())
+	get := func(name string) error {
+		return reader.Get(ctx, client.ObjectKey{Namespace: ns, Name: name}, &corev1.ConfigMap{})
+	}
+	g.Expect(get("a")).To(Succeed())
+	onlyA := "labels  fields metadata.namespace=" + ns + ",metadata.name=a"
+	user := "system:serviceaccount:" + ns + ":"
+	watches, refused := requestsFor(t, user+"named", begin)
+	g.Expect(watches).To(Equal([]string{onlyA}), "the read uses the watch")
+	g.Expect(refused).To(BeEmpty())
+	g.Expect(get("b")).To(Succeed(), "by a watch of that name")
+	g.Expect(get("gone")).To(Satisfy(apierrors.IsNotFound))
+	g.Expect(get("c")).To(Satisfy(apierrors.IsForbidden))
+	g.Expect(reader.List(ctx, &corev1.ConfigMapList{}, client.InNamespace(ns))).To(Satisfy(apierrors.IsForbidden))
+	watches, refused = requestsFor(t, user+"named", begin)
+	g.Expect(watches).To(HaveLen(3))
+	g.Expect(refused).To(BeEmpty(), "permissions are asked for, not tried")
+
+	c = watch("labelled", clustercache.Scope{LabelSelector: labels.SelectorFromSet(chosen.Labels)})
+	g.Eventually(c.seen).WithTimeout(patience).Should(Equal([]string{"create d"}))
+	reader, err = o.GetClient(ctx, key("labelled"))
+	g.Expect(err).NotTo(HaveOccurred())
+	list := &corev1.ConfigMapList{}
+	g.Expect(reader.List(ctx, list, client.InNamespace(ns), client.MatchingLabels(chosen.Labels))).To(Succeed())
+	g.Expect(list.Items).To(HaveLen(1))
+	g.Expect(list.Items[0].Name).To(Equal("d"))
+	watches, refused = requestsFor(t, user+"labelled", begin)
+	g.Expect(watches).To(Equal([]string{"labels choose=me fields metadata.namespace=" + ns}))
+	g.Expect(refused).To(BeEmpty())
+}
