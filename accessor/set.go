@@ -19,6 +19,7 @@ import (
 	"github.com/latchkey-dev/latchkey/internal/identity"
 	"github.com/latchkey-dev/latchkey/internal/metrics"
 	"github.com/latchkey-dev/latchkey/internal/statechanges"
+	"github.com/latchkey-dev/latchkey/scopedcache"
 )
 
 // handlerTimeout is how long an accessor, or a set that shuts down, waits for the event handlers of
@@ -96,6 +97,7 @@ func NewSet(options Options) *Set {
 			Logger:         options.Logger,
 			TracerProvider: options.Tracer.Provider(),
 			Fenced:         options.Metrics.Fenced,
+			LiveGet:        options.Metrics.LiveGet,
 		},
 		lifecycle: lifecycle.Config{
 			Probe:         options.HealthProbe,
@@ -146,7 +148,9 @@ func (s *Set) metricsSnapshot() metrics.Snapshot {
 		p.Watches += a.watches.Len()
 		if published.conn != nil {
 			for _, scope := range published.conn.Scopes() {
-				p.Informers[string(scope.State)]++
+				if scope.State != scopedcache.StateLive { // not an informer
+					p.Informers[string(scope.State)]++
+				}
 				p.Objects += scope.Objects
 			}
 		}

@@ -92,10 +92,14 @@ type ClientOptions struct {
 	Cache ClientCacheOptions
 }
 
-// ClientCacheOptions configure which reads of the client from GetClient bypass the cache.
+// ClientCacheOptions configure how the client from GetClient reads.
 type ClientCacheOptions struct {
 	// DisableFor lists objects whose kinds are always read from the API server.
 	DisableFor []client.Object
+	// LiveGet makes a Get of an object that the identity may get, but not list and watch, go to the
+	// API server. Without LiveGet such a Get is Forbidden. It applies to all cached reads of the
+	// connection; see LiveGet of [scopedcache.Options].
+	LiveGet bool
 }
 
 // MetricsOptions enable Prometheus series in addition to the sums.
@@ -106,9 +110,10 @@ type MetricsOptions struct {
 }
 
 // connections returns the options in the types of the packages that carry them out.
-func (o *CacheOptions) connections() accessor.CacheOptions {
+func (o *CacheOptions) connections(reads ClientCacheOptions) accessor.CacheOptions {
 	return accessor.CacheOptions{
 		Scopes: scopedcache.Options{
+			LiveGet:              reads.LiveGet,
 			AccessReviewInterval: o.AccessReviewInterval,
 			IdleTimeout:          o.IdleTimeout,
 			PollWithoutWatch:     o.PollWithoutWatch,

@@ -116,7 +116,7 @@ func (o *Options) setup(ctx context.Context, mgr manager.Manager, controllerOpti
 	r.set = accessor.NewSet(accessor.Options{
 		CheckKey:       checkKey(kind),
 		Scheme:         o.Scheme,
-		Cache:          o.Cache.connections(),
+		Cache:          o.Cache.connections(o.Client.Cache),
 		Client:         o.Client.connections(),
 		HealthProbe:    connstate.ProbeOptions(o.HealthProbe),
 		ConnectBackoff: o.ConnectBackoff,

@@ -158,6 +158,7 @@ const (
 	StateForbidden = scopedcache.StateForbidden // the identity may not list and watch; latchkey checks again
 	StateNotServed = scopedcache.StateNotServed // the API server does not serve the kind; latchkey looks for it again
 	StateFailing   = scopedcache.StateFailing   // another error; reads still return the last known objects
+	StateLive      = scopedcache.StateLive      // the same as Forbidden, but Gets go to the API server
 )
 
 // Phases of a connection.

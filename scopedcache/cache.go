@@ -79,6 +79,9 @@ func newScopedCache(config *rest.Config, opts cache.Options, options Options) (*
 	if err != nil {
 		return nil, err
 	}
+	if options.OnLiveGet == nil {
+		options.OnLiveGet = liveGetCounter(options.Name)
+	}
 	env := &environment{
 		options:   options,
 		informers: opts,
@@ -165,11 +168,21 @@ func (s *scopedCache) Start(ctx context.Context) error {
 	return nil
 }
 
+// liveGetCounter returns what counts Gets that go to the API server, for a cache of that name.
+func liveGetCounter(name string) func() {
+	if name == "" {
+		return func() {}
+	}
+	return metrics.New(name).LiveGet
+}
+
 // metricsSnapshot returns the values that the metrics export.
 func (s *scopedCache) metricsSnapshot() metrics.Snapshot {
 	snapshot := metrics.Snapshot{Informers: map[string]int{}}
 	for _, scope := range s.entries.States() {
-		snapshot.Informers[string(scope.State)]++
+		if scope.State != StateLive { // not an informer
+			snapshot.Informers[string(scope.State)]++
+		}
 		snapshot.Objects += scope.Objects
 	}
 	return snapshot

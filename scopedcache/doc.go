@@ -42,7 +42,7 @@
 //     memory. Access in some namespaces suffices for reads there. A read across all namespaces is
 //     then Forbidden, and never returns a part of the objects. Access to a name (resourceNames in a
 //     Role) suffices to Get that object, or to List with the field metadata.name. A name that is
-//     denied is remembered like a kind;
+//     denied is remembered like a kind. With LiveGet of [Options], get alone suffices to Get;
 //   - meta.IsNoMatchError, if the API server does not serve the kind;
 //   - a [*NotSyncedError], for which apierrors.IsTimeout holds, if the informer has not synced
 //     within ReadTimeout or before the context ends. The error contains the reason;

@@ -18,8 +18,8 @@ import (
 // holders, the state, and the event handlers.
 type entry struct {
 	selection selection
-	requires  requirements // of the scope, without the cache's options
-	named     *deniedName  // reads began the scope, for this name; else nil
+	requires  requirements  // of the scope, without the cache's options
+	named     *nameQuestion // reads began the scope, for this name; else nil
 	env       *environment
 	entries   *entrySet // that the entry is in
 
@@ -31,6 +31,8 @@ type entry struct {
 	gone      latch.Latch // opened under entries.mu when the entry is dropped
 	endedIdle bool        // set before gone is opened: dropped because no one read it, or may read it
 	end       func()      // set under entries.mu when the scope starts to run
+
+	live atomic.Pointer[time.Time] // since when Gets go to the API server instead; nil if they do not
 
 	mail mailbox // events for the run of the scope
 

@@ -23,7 +23,7 @@ type entrySet struct {
 	selected map[selectedKey]*entry // guarded by mu: the entries with selectors of their own
 	indexes  map[kindKey][]index    // guarded by mu; existing elements do not change
 
-	denied *deniedNames
+	names *nameReviews
 }
 
 func newEntrySet(env *environment) *entrySet {
@@ -33,7 +33,7 @@ func newEntrySet(env *environment) *entrySet {
 		entries:  map[*entry]struct{}{},
 		selected: map[selectedKey]*entry{},
 		indexes:  map[kindKey][]index{},
-		denied:   newDeniedNames(env.options.AccessReviewInterval),
+		names:    newNameReviews(env.options.AccessReviewInterval),
 	}
 	if s.changed == nil {
 		s.changed = func() {}
@@ -93,7 +93,7 @@ func (s *entrySet) exists(k *kind, scope Scope) bool {
 
 // entryLocked returns the entry of the scope, and creates it on first use. named is nil unless
 // reads begin the scope for one name. The caller holds mu.
-func (s *entrySet) entryLocked(k *kind, scope Scope, named *deniedName) *entry {
+func (s *entrySet) entryLocked(k *kind, scope Scope, named *nameQuestion) *entry {
 	key := scope.key()
 	if existing := s.findLocked(k, key); existing != nil {
 		return existing
@@ -167,7 +167,7 @@ func (s *entrySet) dropDenied(e *entry) {
 	if _, exists := s.entries[e]; !exists || len(e.handles) > 0 || e.pinned {
 		return
 	}
-	s.denied.add(*e.named)
+	s.names.remember(*e.named, false)
 	e.endedIdle = true
 	s.dropLocked(e)
 }
@@ -184,7 +184,7 @@ func (s *entrySet) States() []ScopeState {
 	entries := s.all()
 	states := make([]ScopeState, 0, len(entries))
 	for _, e := range entries {
-		states = append(states, e.snapshot())
+		states = append(states, e.asLive(e.snapshot()))
 	}
 	return states
 }
@@ -224,7 +224,7 @@ func (s *entrySet) eventsWatchedChanged() {
 // accessMayHaveChanged makes scopes review their access again: the scopes of a namespace, or all if
 // namespace is empty.
 func (s *entrySet) accessMayHaveChanged(namespace string) {
-	s.denied.forget(namespace)
+	s.names.forget(namespace)
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for e := range s.entries {

@@ -27,6 +27,9 @@ func (s *entry) setState(e monitor.SetState) {
 	if state.settled() {
 		s.settleLocked()
 	}
+	if state != StateForbidden {
+		s.live.Store(nil)
+	}
 	s.state, s.since, s.lastError = state, e.Since, err
 	if s.changed != nil {
 		close(s.changed)

@@ -55,6 +55,19 @@ type Options struct {
 	// Without PollWithoutWatch such a kind is Forbidden, because an informer would never receive a
 	// change.
 	PollWithoutWatch bool
+	// LiveGet makes a Get of an object that the identity may get, but not list and watch, go to the
+	// API server. Such a Get counts for the rate limit, and is as old as the API server's answer: a
+	// later Get may return an earlier version once, when the identity may list and watch again. The
+	// API server is asked for permission once for each kind and namespace or, if only some names
+	// are permitted, for each name, and again as for an informer. The cache's own selectors and
+	// transforms apply; if a selector has another field than metadata.name and metadata.namespace,
+	// the Get is Forbidden. List is Forbidden in any case. A scope for which Gets go to the
+	// API server has [StateLive].
+	LiveGet bool
+	// OnLiveGet is called for each Get that goes to the API server because of LiveGet. Calls come
+	// from any goroutine. OnLiveGet must not block. Defaults to counting in the series
+	// latchkey_live_gets_total.
+	OnLiveGet func()
 	// PerNamespace makes reads in each namespace use an informer of that namespace, unless there is
 	// an informer of all namespaces already. So the cache holds only what is read. By default a
 	// read in a namespace uses the informer of all namespaces, as with controller-runtime's cache.

@@ -32,10 +32,23 @@ func (r *reader) Get(ctx context.Context, name client.ObjectKey, object client.O
 		r.note(ctx, running)
 		return running.Get(ctx, name, object, opts...)
 	}
-	running, err := r.await(ctx, kind, ofObject(name), name.Namespace)
-	if err != nil {
+	if err := r.user.check(); err != nil {
 		return err
 	}
+	read := ofObject(name)
+	running := r.readySelected(kind, &read)
+	if running == nil {
+		bounded, cancel := r.user.withReadTimeout(ctx)
+		defer cancel()
+		running, err = r.await(bounded, kind, &read, name.Namespace)
+		if r.env.options.LiveGet && apierrors.IsForbidden(err) {
+			return r.getLive(bounded, kind, name, object, err)
+		}
+		if err != nil {
+			return err
+		}
+	}
+	r.note(ctx, running)
 	return running.Get(ctx, name, object, opts...)
 }
 
@@ -52,21 +65,28 @@ func (r *reader) List(ctx context.Context, list client.ObjectList, opts ...clien
 		r.note(ctx, running)
 		return running.List(ctx, list, opts...)
 	}
-	if configured && options.Namespace == metav1.NamespaceAll && r.user.check() == nil {
-		ctx, cancel := r.user.withReadTimeout(ctx)
-		defer cancel()
-		namespaced, err := r.namespaced(ctx, kind)
-		if err != nil {
-			return err
-		}
-		if namespaced {
-			return r.listConfigured(ctx, kind, list, options)
-		}
-	}
-	running, err := r.await(ctx, kind, ofList(&options), options.Namespace)
-	if err != nil {
+	if err := r.user.check(); err != nil {
 		return err
 	}
+	read := ofList(&options)
+	running := r.readySelected(kind, &read)
+	if running == nil {
+		bounded, cancel := r.user.withReadTimeout(ctx)
+		defer cancel()
+		if configured && options.Namespace == metav1.NamespaceAll {
+			namespaced, err := r.namespaced(bounded, kind)
+			if err != nil {
+				return err
+			}
+			if namespaced {
+				return r.listConfigured(bounded, kind, list, options)
+			}
+		}
+		if running, err = r.await(bounded, kind, &read, options.Namespace); err != nil {
+			return err
+		}
+	}
+	r.note(ctx, running)
 	return running.List(ctx, list, running.entry.requires.without(options))
 }
 
@@ -111,29 +131,15 @@ func (s *entry) markRead() {
 	}
 }
 
-// await waits for an informer that answers a read, for the time that a read may take. namespace is
-// the one in the read's options.
-func (r *reader) await(ctx context.Context, k *kind, read requirements, namespace string) (*informer, error) {
-	if err := r.user.check(); err != nil {
-		return nil, err
-	}
-	if running := r.readySelected(k, &read); running != nil {
-		r.note(ctx, running)
-		return running, nil
-	}
-	bounded, cancel := r.user.withReadTimeout(ctx)
-	defer cancel()
+// await waits for an informer that answers a read. namespace is the one in the read's options.
+func (r *reader) await(ctx context.Context, k *kind, read *requirements, namespace string) (*informer, error) {
 	if len(k.config.namespaces) > 0 {
 		var err error
-		if namespace, err = r.configuredNamespace(bounded, k, namespace); err != nil {
+		if namespace, err = r.configuredNamespace(ctx, k, namespace); err != nil {
 			return nil, err
 		}
 	}
-	running, err := r.awaitInformer(bounded, k, &read, namespace)
-	if err == nil {
-		r.note(ctx, running)
-	}
-	return running, err
+	return r.awaitInformer(ctx, k, read, namespace)
 }
 
 // awaitInformer waits for an informer that answers a read, and creates a scope if none does. A
@@ -246,7 +252,7 @@ func endedJustBefore(e *entry, err error) bool {
 
 // awaitOnce is awaitEntry for a scope that does not end in between. named, if not nil, is the name
 // for which the scope is created.
-func (r *reader) awaitOnce(ctx context.Context, k *kind, scope Scope, named *deniedName) (*entry, *informer, error) {
+func (r *reader) awaitOnce(ctx context.Context, k *kind, scope Scope, named *nameQuestion) (*entry, *informer, error) {
 	r.entries.mu.Lock()
 	if r.entries.ended || r.user.hasEnded() {
 		r.entries.mu.Unlock()
@@ -275,10 +281,10 @@ func (r *reader) awaitNamed(ctx context.Context, k *kind, read *requirements, na
 	if read.name == "" || r.env.informers.ReaderFailOnMissingInformer {
 		return nil, forbidden
 	}
-	key := deniedName{kind: k.kindKey, namespace: namespace, name: read.name}
+	key := nameQuestion{kind: k.kindKey, namespace: namespace, name: read.name}
 	scope := Scope{Namespace: namespace, FieldSelector: fields.OneTermEqualSelector(nameField, read.name)}
 	for {
-		if r.entries.denied.has(key) || !r.entries.exists(k, scope) && !r.entries.denied.mayAsk(ctx) {
+		if r.entries.names.isDenied(key) || !r.entries.exists(k, scope) && !r.mayAskName(ctx) {
 			return nil, forbidden
 		}
 		e, running, err := r.awaitOnce(ctx, k, scope, &key)
@@ -289,6 +295,15 @@ func (r *reader) awaitNamed(ctx context.Context, k *kind, read *requirements, na
 			return running, err
 		}
 	}
+}
+
+// mayAskName reports whether another name may be asked for: if a Get can go to the API server, it
+// does not wait for that.
+func (r *reader) mayAskName(ctx context.Context) bool {
+	if r.env.options.LiveGet {
+		return r.entries.names.mayAskNow()
+	}
+	return r.entries.names.mayAsk(ctx)
 }
 
 // namespaced reports whether a kind is namespaced.

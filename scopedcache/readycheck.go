@@ -57,6 +57,8 @@ func (s ScopeState) ready() error {
 		reason = errors.New(string(s.State))
 	}
 	switch {
+	case s.State == StateLive:
+		return nil
 	case s.State == StateSyncing:
 		return errors.Errorf("waiting for the first list of %s", kind)
 	case s.State == StateNotServed:

@@ -38,6 +38,11 @@ const (
 	// StateFailing means another error, which may or may not be temporary. Reads return what the
 	// informer had before. Reads wait if the informer had nothing yet.
 	StateFailing State = "Failing"
+	// StateLive means that the API server denies the identity list or watch, but that Gets of objects
+	// that the identity may get go to the API server: see LiveGet of [Options]. There is no informer.
+	// LastError says why. Only States of [Cache] has this state, and only for scopes without a
+	// holder, which are Forbidden otherwise.
+	StateLive State = "Live"
 )
 
 // settled reports whether the result of a read is known.

@@ -35,6 +35,9 @@ var (
 	fenced = counters("latchkey_fenced_requests_total",
 		"Requests of connections that did not start, or were cut, because this replica did not hold the lease, or had "+
 			"given up the extension.")
+	liveGets = counters("latchkey_live_gets_total",
+		"Cached Gets that went to the API server, because the identity may get the object, but not list and watch it. "+
+			"Only with LiveGet.")
 	moves = counters("latchkey_ownership_moves_total",
 		"Extensions that this replica took from other replicas or from none, or gave up, by direction: Taken or GivenUp.",
 		"direction")
@@ -192,6 +195,9 @@ func (c *Cache) RequestedToken(result string) { c.count(tokenRequests, result) }
 // Fenced counts a request that did not start, or was cut, because a term had ended.
 func (c *Cache) Fenced() { c.count(fenced) }
 
+// LiveGet counts a cached Get that went to the API server.
+func (c *Cache) LiveGet() { c.count(liveGets) }
+
 // Directions of moves.
 const (
 	taken   = "Taken"
@@ -258,8 +264,8 @@ var all = &collector{exported: map[int]exported{}, announced: map[string]int{}}
 var counting = []interface {
 	prometheus.Collector
 	DeletePartialMatch(labels prometheus.Labels) int
-}{connects, connectDuration, rotations, probes, probeDuration, poolWait, tokenRequests, fenced, moves, moveDuration,
-	handlerPanics}
+}{connects, connectDuration, rotations, probes, probeDuration, poolWait, tokenRequests, fenced, liveGets, moves,
+	moveDuration, handlerPanics}
 
 // everything lists all registered collectors.
 func everything() (collectors []prometheus.Collector) {

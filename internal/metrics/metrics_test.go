@@ -199,6 +199,7 @@ func TestCountersEndWithTheCache(t *testing.T) {
 		c.RequestedToken("Issued")
 		c.HandlerPanicked()
 		c.Fenced()
+		c.LiveGet()
 		c.Took()
 		c.TookShare(t.Context(), time.Second)
 	}

@@ -204,7 +204,7 @@ type ScopeStatus struct {
 	Selection `json:",inline"`
 	// Typed, Unstructured or Metadata: the form in which the cache keeps the objects.
 	Representation string `json:"representation"`
-	// Syncing, Synced, Forbidden, NotServed or Failing.
+	// Syncing, Synced, Forbidden, Live, NotServed or Failing.
 	State string `json:"state"`
 	// Why the state is not Synced, as a reason of the API server.
 	// +optional

@@ -554,7 +554,7 @@ func schema_latchkey_dev_latchkey_stateapi_v1alpha1_ScopeStatus(ref common.Refer
 					},
 					"state": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Syncing, Synced, Forbidden, NotServed or Failing.",
+							Description: "Syncing, Synced, Forbidden, Live, NotServed or Failing.",
 							Default:     "",
 							Type:        []string{"string"},
 							Format:      "",

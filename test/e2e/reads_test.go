@@ -17,8 +17,8 @@ import (
 	"github.com/latchkey-dev/latchkey/clustercache"
 )
 
-// requestsFor returns, by the API server's own count, the selectors of each watch of ConfigMaps that
-// a user has begun since begin, and the requests of the user that were refused.
+// requestsFor returns, by the API server's own count, the selectors of each watch of ConfigMaps
+// that a user has begun since begin, and the requests of the user that were refused.
 func requestsFor(t *testing.T, username string, begin time.Time) (watches, refused []string) {
 	t.Helper()
 	for _, event := range auditLog(t, begin) {
@@ -102,4 +102,36 @@ func TestReadsThatFitTheRole(t *testing.T) {
 	watches, refused = requestsFor(t, user+"labelled", begin)
 	g.Expect(watches).To(Equal([]string{"labels choose=me fields metadata.namespace=" + ns}))
 	g.Expect(refused).To(BeEmpty())
+}
+
+// With LiveGet a connection's cached Get needs get alone. The state and a series show it.
+func TestLiveGet(t *testing.T) {
+	g := NewWithT(t)
+	ns := namespace(t)
+	create(t, serviceAccount(ns, "getter"))
+	grant(t, ns, "getter", rbacv1.PolicyRule{
+		APIGroups: []string{""}, Resources: []string{"configmaps"}, Verbs: []string{"get"},
+	})
+	create(t, extension(ns, "getter"))
+	create(t, configMap(ns, "a"))
+	begin := time.Now()
+	o := startOperator(t, clustercache.Options{
+		Client: clustercache.ClientOptions{Cache: clustercache.ClientCacheOptions{LiveGet: true}},
+	})
+	o.waitConnected(t, "getter")
+	reader, err := o.GetClient(t.Context(), key("getter"))
+	g.Expect(err).NotTo(HaveOccurred())
+	get := func() error {
+		return reader.Get(t.Context(), client.ObjectKey{Namespace: ns, Name: "a"}, &corev1.ConfigMap{})
+	}
+	g.Eventually(get).WithTimeout(patience).Should(Succeed())
+	g.Expect(reader.List(t.Context(), &corev1.ConfigMapList{}, client.InNamespace(ns))).
+		To(Satisfy(apierrors.IsForbidden))
+	watches, refused := requestsFor(t, "system:serviceaccount:"+ns+":getter", begin)
+	g.Expect(watches).To(BeEmpty())
+	g.Expect(refused).To(BeEmpty())
+	g.Expect(o.state("getter").Scopes).To(ContainElement(And(HaveField("State", clustercache.StateLive),
+		HaveField("Scope.Namespace", ns), HaveField("LastError", Satisfy(apierrors.IsForbidden)))))
+	g.Expect(series(t)).To(And(HaveKeyWithValue("latchkey_live_gets_total", BeNumerically(">=", 1)),
+		Not(HaveKey("latchkey_informers state=Live"))))
 }

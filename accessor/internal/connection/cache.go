@@ -50,6 +50,7 @@ func startCache(c *Connection) (scopedcache.Cache, error) {
 	scopes.TracerProvider = c.options.TracerProvider
 	scopes.Username, scopes.Groups = c.statedIdentity.Username, c.statedIdentity.Groups
 	scopes.OnStateChange = notifyAccessChanged(c.observers.AccessChanged)
+	scopes.OnLiveGet = c.options.LiveGet
 	scopes.OnScopesChange = c.observers.ScopesChanged
 	informers.HTTPClient = c.streams
 	informers.Scheme = c.options.Scheme

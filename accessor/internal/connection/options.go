@@ -26,6 +26,8 @@ type Options struct {
 	// Fenced is called for each request that did not start, or was cut, because a term had ended. It
 	// must not block.
 	Fenced func()
+	// LiveGet is called for each cached Get that goes to the API server. It must not block.
+	LiveGet func()
 }
 
 // ClientOptions configure clients.

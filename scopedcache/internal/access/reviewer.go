@@ -79,6 +79,7 @@ type Question struct {
 	Namespace string // in the path; empty for all, and for cluster-scoped kinds
 	Labels    labels.Selector
 	Fields    fields.Selector // as the informer sends them
+	Name      string          // of the object, for a get; empty for all
 	Selection string          // the selectors, for errors; empty if there are none
 }
 
@@ -243,6 +244,7 @@ func (q Question) Attributes(verb string) *authorizationv1.ResourceAttributes {
 		Group:     q.Mapping.Resource.Group,
 		Version:   q.Mapping.Resource.Version,
 		Resource:  q.Mapping.Resource.Resource,
+		Name:      q.Name,
 	}
 	if selector := q.Fields; selector != nil && !selector.Empty() {
 		if name, exact := selector.RequiresExactMatch(metav1.ObjectNameField); exact {

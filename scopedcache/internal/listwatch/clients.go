@@ -86,6 +86,16 @@ func (c *Clients) For(r Resource) (toolscache.ListerWatcherWithContext, error) {
 	}, err
 }
 
+// Get gets an object of a resource, in the representation of the example. Errors are as client-go
+// returns them.
+func (c *Clients) Get(ctx context.Context, r Resource, name string, into client.Object) error {
+	objects, err := c.collectionOf(r)
+	if err != nil {
+		return err
+	}
+	return objects.get(ctx, name, into)
+}
+
 // collectionOf returns the objects of a resource in its namespace.
 func (c *Clients) collectionOf(r Resource) (collection, error) {
 	gvk := r.Mapping.GroupVersionKind

@@ -13,12 +13,14 @@ import (
 	"k8s.io/client-go/dynamic"
 	"k8s.io/client-go/metadata"
 	"k8s.io/client-go/rest"
+	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/client/apiutil"
 )
 
 // collection has the objects of a kind in a namespace, or in all, in one representation.
 type collection interface {
 	list(ctx context.Context, options metav1.ListOptions) (runtime.Object, error)
+	get(ctx context.Context, name string, into client.Object) error
 	httpClient() *http.Client // of the identity
 	client(httpClient *http.Client) (rest.Interface, error)
 	newRequest(client rest.Interface) *rest.Request
@@ -95,6 +97,39 @@ func listInto(ctx context.Context, c collection, options metav1.ListOptions, res
 	}
 	return c.newRequest(client).SpecificallyVersionedParams(&options, metav1.ParameterCodec, metav1.Unversioned).Do(ctx).
 		Into(result)
+}
+
+func (c typedCollection) get(ctx context.Context, name string, into client.Object) error {
+	return getInto(ctx, c, name, into)
+}
+
+func (c unstructuredCollection) get(ctx context.Context, name string, into client.Object) error {
+	return getInto(ctx, c, name, into)
+}
+
+func getInto(ctx context.Context, c collection, name string, into client.Object) error {
+	client, err := c.client(c.httpClient())
+	if err != nil {
+		return err
+	}
+	return c.newRequest(client).Name(name).Do(ctx).Into(into)
+}
+
+func (c metadataCollection) get(ctx context.Context, name string, into client.Object) error {
+	client, err := metadata.NewForConfigAndClient(c.config, c.httpClient())
+	if err != nil {
+		return errors.Wrap(err, "creating a metadata client")
+	}
+	found, err := client.Resource(c.mapping.Resource).Namespace(c.namespace).Get(ctx, name, metav1.GetOptions{})
+	if err != nil {
+		return err
+	}
+	metadata, ok := into.(*metav1.PartialObjectMetadata)
+	if !ok {
+		return errors.Errorf("%T is no metadata", into)
+	}
+	found.DeepCopyInto(metadata)
+	return nil
 }
 
 // metadataCollection lists with client-go's metadata client, which knows API servers that send
