@@ -25,6 +25,14 @@ type CacheOptions struct {
 	// ByObject restricts or transforms which objects of a kind are cached. Namespaces must not be
 	// set: the reads determine which namespaces are cached.
 	ByObject map[client.Object]cache.ByObject
+	// PerExtension, if not nil, returns options for the cache of one extension's connection. With
+	// ByObject, say, the connection's reads and watches of Secrets select only those with the label
+	// owner=EXTENSION. Without effect on other connections. PerExtension must be a function of the
+	// object only, must not block, and may be called from any goroutine. The options count when the
+	// connection is made; if another version is returned later, that is another connection, and For
+	// does not return the earlier one for the changed object. A panic, and options that are not
+	// valid, count as an invalid reference.
+	PerExtension func(extension client.Object) CacheOverrides
 	// Indexes are added to the informers of their objects' kinds and representations.
 	Indexes []CacheOptionsIndex
 	// AccessReviewInterval is how often the cache asks the API server about the permissions of the
@@ -59,6 +67,18 @@ type CacheOptions struct {
 	// disable sharing only if event handlers or indexers that were added to informers of GetCache
 	// change the objects that they receive, which they must not.
 	DisableObjectSharing bool
+}
+
+// CacheOverrides are options for the cache of one extension's connection.
+type CacheOverrides struct {
+	// Version changes whenever ByObject changes, because functions cannot be compared. It may be
+	// shown in errors. Required if ByObject is not empty.
+	Version string
+	// ByObject restricts or transforms which objects of a kind are cached, with the meaning that
+	// controller-runtime gives to cache.ByObject. What is not set in it is taken from
+	// CacheOptions.ByObject. Namespaces must not be set: the reads determine which namespaces are
+	// cached.
+	ByObject map[client.Object]cache.ByObject
 }
 
 // CacheOptionsIndex is a field index of the caches, to list with client.MatchingFields.

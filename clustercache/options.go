@@ -2,7 +2,6 @@ package clustercache
 
 import (
 	"context"
-	"net/http"
 	"strings"
 	"time"
 	"unicode"
@@ -16,9 +15,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/validation"
 	"k8s.io/apimachinery/pkg/util/wait"
-	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/events"
-	"sigs.k8s.io/controller-runtime/pkg/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/client/apiutil"
 	"sigs.k8s.io/controller-runtime/pkg/cluster"
@@ -29,7 +26,6 @@ import (
 	"github.com/latchkey-dev/latchkey/internal/connstate"
 	"github.com/latchkey-dev/latchkey/internal/identity"
 	"github.com/latchkey-dev/latchkey/ownership"
-	"github.com/latchkey-dev/latchkey/scopedcache"
 )
 
 // ClusterExtensionGVK is the default kind of extensions: our own, as config/crd defines it.
@@ -193,11 +189,8 @@ func (o *Options) setDefaults(mgr manager.Manager) {
 
 // validate returns an error for options that would fail at every connection.
 func (o *Options) validate() error {
-	for object, settings := range o.Cache.ByObject {
-		if len(settings.Namespaces) > 0 {
-			return errors.Errorf(
-				"Options.Cache.ByObject[%T]: Namespaces must not be set; reads determine what is cached", object)
-		}
+	if err := rejectNamespaces("Options.Cache.ByObject", o.Cache.ByObject); err != nil {
+		return err
 	}
 	if err := o.validateCacheOptions(); err != nil {
 		return errors.WithMessage(err, "Options.Cache")
@@ -235,13 +228,7 @@ func (o *Options) validate() error {
 // validateCacheOptions creates a cache with the options of the connections. Creating it sends no
 // request.
 func (o *Options) validateCacheOptions() error {
-	trial, err := scopedcache.New(&rest.Config{},
-		cache.Options{
-			HTTPClient: http.DefaultClient,
-			Scheme:     o.Scheme,
-			Mapper:     meta.NewDefaultRESTMapper(nil),
-			ByObject:   o.Cache.ByObject,
-		})
+	trial, err := trialCache(o.Cache.ByObject, o.Scheme)
 	if err != nil {
 		return err
 	}

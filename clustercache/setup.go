@@ -71,6 +71,7 @@ func (o *Options) setup(ctx context.Context, mgr manager.Manager, controllerOpti
 	if err != nil {
 		return nil, errors.WithMessage(err, "Options.Credentials")
 	}
+	resolver = withOverrides(resolver, o.Scheme, counts, o.Cache.PerExtension)
 	allow, err := o.checkGuard(resolver, kind)
 	if err != nil {
 		return nil, err

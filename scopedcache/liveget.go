@@ -53,12 +53,14 @@ func (r *reader) getLive(ctx context.Context, k *kind, key client.ObjectKey, out
 	return copySelected(k, config, object, out)
 }
 
-// copySelected copies an object as the cache would have stored it. An object that the cache's options
-// do not select is not found.
+// copySelected copies an object as the cache would have stored it. An object that the cache's
+// options do not select is not found.
 func copySelected(k *kind, config cache.Config, object, out client.Object) error {
 	selected := (config.LabelSelector == nil || config.LabelSelector.Matches(labels.Set(object.GetLabels()))) &&
-		(config.FieldSelector == nil || config.FieldSelector.Matches(fields.Set{nameField: object.GetName(),
-			namespaceField: object.GetNamespace()}))
+		(config.FieldSelector == nil || config.FieldSelector.Matches(fields.Set{
+			nameField:      object.GetName(),
+			namespaceField: object.GetNamespace(),
+		}))
 	if !selected {
 		return apierrors.NewNotFound(schema.GroupResource{Group: k.gvk.Group, Resource: k.gvk.Kind}, object.GetName())
 	}
@@ -92,8 +94,8 @@ func knowsFields(selector fields.Selector) bool {
 	return true
 }
 
-// mayGet returns nil if the identity may get an object, or if that cannot be asked. The API server is
-// asked once about all objects of the namespace, and if that is denied, about each name.
+// mayGet returns nil if the identity may get an object, or if that cannot be asked. The API server
+// is asked once about all objects of the namespace, and if that is denied, about each name.
 func (r *reader) mayGet(ctx context.Context, k *kind, mapping *meta.RESTMapping, key client.ObjectKey,
 	forbidden error) error {
 	names := r.entries.names

@@ -71,8 +71,8 @@ func (s *getOnly) serve(a *apiServer) {
 	})
 }
 
-// One review is enough for all names. A denial by the API server itself counts, and errors of servers
-// whose text is not trusted have none of it.
+// One review is enough for all names. A denial by the API server itself counts, and errors of
+// servers whose text is not trusted have none of it.
 func TestLiveGets(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g := NewWithT(t)
@@ -118,10 +118,10 @@ func TestLiveGetWithoutReviews(t *testing.T) {
 
 // Selectors that only an API server can apply rule out a Get that goes there.
 func TestLiveGetOfUnknownFields(t *testing.T) {
-	for selector, served := range map[string]bool{
-		"type=t":                false,
-		"metadata.name=a":       true,
-		"metadata.namespace!=n": false,
+	for selector, reason := range map[string]metav1.StatusReason{
+		"type=t":                metav1.StatusReasonForbidden,
+		"metadata.name=a":       "",
+		"metadata.namespace!=n": metav1.StatusReasonNotFound,
 	} {
 		synctest.Test(t, func(t *testing.T) {
 			g := NewWithT(t)
@@ -129,7 +129,7 @@ func TestLiveGetOfUnknownFields(t *testing.T) {
 			s.serve(a)
 			c := a.newCacheOf(t, cache.Options{DefaultFieldSelector: fields.ParseSelectorOrDie(selector)},
 				func(o *Options) { o.LiveGet = true })
-			g.Expect(get(t, c, "a") == nil).To(Equal(served), selector)
+			g.Expect(apierrors.ReasonForError(get(t, c, "a"))).To(Equal(reason), selector)
 		})
 	}
 }

@@ -38,7 +38,8 @@ var structs = []struct {
 	pkg   string
 	names []string
 }{
-	{"clustercache", []string{"Options", "ClientOptions", "ClientCacheOptions", "CacheOptions", "MetricsOptions",
+	{"clustercache", []string{"Options", "ClientOptions", "ClientCacheOptions", "CacheOptions", "CacheOverrides",
+		"MetricsOptions",
 		"GetExtensionSourceOptions"}},
 	{"healthprobe", []string{"Options"}},
 	{"credential", []string{"ServiceAccountOptions", "ImpersonationOptions", "KubeconfigOptions"}},

@@ -8,6 +8,7 @@ import (
 
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/rest"
+	"sigs.k8s.io/controller-runtime/pkg/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/latchkey-dev/latchkey/internal/connstate"
@@ -39,10 +40,12 @@ type Resolver interface {
 	Run(ctx context.Context, wake func(extension client.ObjectKey))
 }
 
-// Reference is what an object says about its credential. Two objects with equal References, and in
-// the same version if WholeObject is set, have the same credential.
+// Reference is what an object says about its credential, and about the options of its cache. Two
+// objects with equal References, and in the same version if WholeObject is set, have the same of
+// both.
 type Reference struct {
-	// Name is the ServiceAccount or Secret that the object names, with the provider that uses it.
+	// Name is the ServiceAccount or Secret that the object names, with the provider that uses it, and
+	// the version of the cache's options for the object.
 	Name string
 	// WholeObject is set if any part of the object may determine the credential.
 	WholeObject bool
@@ -84,6 +87,10 @@ type Resolution struct {
 	// ServiceAccount is the ServiceAccount that the object names, zero if the object names none.
 	// ServiceAccount is set even if Resolve fails for another reason.
 	ServiceAccount types.NamespacedName
+
+	// ByObject are the cache's options for this connection alone, in addition to those of every
+	// connection. Key names their version.
+	ByObject map[client.Object]cache.ByObject
 
 	// OpenFunc opens the credential; see Open.
 	OpenFunc func() Credential

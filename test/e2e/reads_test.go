@@ -12,6 +12,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/labels"
+	"sigs.k8s.io/controller-runtime/pkg/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/latchkey-dev/latchkey/clustercache"
@@ -48,7 +49,10 @@ func TestReadsThatFitTheRole(t *testing.T) {
 	verbs := []string{"get", "list", "watch"}
 	create(t, serviceAccount(ns, "named"))
 	grant(t, ns, "named", rbacv1.PolicyRule{
-		APIGroups: []string{""}, Resources: []string{"configmaps"}, ResourceNames: []string{"a", "b", "gone"}, Verbs: verbs,
+		APIGroups:     []string{""},
+		Resources:     []string{"configmaps"},
+		ResourceNames: []string{"a", "b", "gone"},
+		Verbs:         verbs,
 	})
 	create(t, extension(ns, "named"))
 	tenant(t, ns, "labelled")
@@ -110,7 +114,9 @@ func TestLiveGet(t *testing.T) {
 	ns := namespace(t)
 	create(t, serviceAccount(ns, "getter"))
 	grant(t, ns, "getter", rbacv1.PolicyRule{
-		APIGroups: []string{""}, Resources: []string{"configmaps"}, Verbs: []string{"get"},
+		APIGroups: []string{""},
+		Resources: []string{"configmaps"},
+		Verbs:     []string{"get"},
 	})
 	create(t, extension(ns, "getter"))
 	create(t, configMap(ns, "a"))
@@ -134,4 +140,76 @@ func TestLiveGet(t *testing.T) {
 		HaveField("Scope.Namespace", ns), HaveField("LastError", Satisfy(apierrors.IsForbidden)))))
 	g.Expect(series(t)).To(And(HaveKeyWithValue("latchkey_live_gets_total", BeNumerically(">=", 1)),
 		Not(HaveKey("latchkey_informers state=Live"))))
+}
+
+// PerExtension makes the reads and watches of a connection select what belongs to its extension. A
+// change of the options' version is another connection, and For follows it.
+func TestCacheOptionsPerExtension(t *testing.T) {
+	g := NewWithT(t)
+	ns := namespace(t)
+	ctx := t.Context()
+	tenant(t, ns, "red")
+	tenant(t, ns, "blue")
+	for _, owner := range []string{"red", "blue", "green"} {
+		object := configMap(ns, "of-"+owner)
+		object.Labels = map[string]string{"owner": owner}
+		create(t, object)
+	}
+	begin := time.Now()
+	o := startOperator(t, clustercache.Options{
+		Cache: clustercache.CacheOptions{
+			PerExtension: func(extension client.Object) clustercache.CacheOverrides {
+				owner := extension.GetName()
+				if other := extension.GetAnnotations()["owner"]; other != "" {
+					owner = other
+				}
+				return clustercache.CacheOverrides{
+					Version: "owner=" + owner,
+					ByObject: map[client.Object]cache.ByObject{
+						&corev1.ConfigMap{}: {Label: labels.SelectorFromSet(labels.Set{"owner": owner})},
+					},
+				}
+			},
+		},
+	})
+	names := func(reader client.Reader) (names []string) {
+		list := &corev1.ConfigMapList{}
+		g.Expect(reader.List(ctx, list, client.InNamespace(ns))).To(Succeed())
+		for _, item := range list.Items {
+			names = append(names, item.Name)
+		}
+		return names
+	}
+	watched := map[string]*fakeController{}
+	for _, name := range []string{"red", "blue"} {
+		o.waitConnected(t, name)
+		watched[name] = newFakeController(t)
+		g.Expect(o.Watch(ctx, key(name), clustercache.NewWatcher(watched[name].watch("content", &corev1.ConfigMap{}, ns)))).
+			To(Succeed())
+		reader, err := o.GetClient(ctx, key(name))
+		g.Expect(err).NotTo(HaveOccurred())
+		g.Eventually(func() []string { return names(reader) }).WithTimeout(patience).Should(Equal([]string{"of-" + name}))
+		g.Expect(reader.Get(ctx, client.ObjectKey{Namespace: ns, Name: "of-green"}, &corev1.ConfigMap{})).
+			To(Satisfy(apierrors.IsNotFound))
+		g.Eventually(watched[name].seen).WithTimeout(patience).Should(Equal([]string{"create of-" + name}))
+		watches, _ := requestsFor(t, "system:serviceaccount:"+ns+":"+name, begin)
+		g.Expect(watches).To(Equal([]string{"labels owner=" + name + " fields metadata.namespace=" + ns}))
+	}
+
+	red := extension(ns, "red")
+	g.Expect(admin.Get(ctx, client.ObjectKeyFromObject(red), red)).To(Succeed())
+	changed := red.DeepCopy()
+	changed.SetAnnotations(map[string]string{"owner": "green"})
+	g.Expect(admin.Update(ctx, changed)).To(Succeed())
+	var reader client.Client
+	g.Eventually(func() (err error) {
+		reader, err = o.For(ctx, changed).GetClient(ctx)
+		return err
+	}).WithTimeout(patience).Should(Succeed())
+	g.Expect(names(reader)).To(Equal([]string{"of-green"}))
+	_, err := o.For(ctx, red).GetClient(ctx)
+	g.Expect(err).To(MatchError(And(ContainSubstring("owner=red"), ContainSubstring("owner=green"))))
+	g.Eventually(watched["red"].seen).WithTimeout(patience).
+		Should(ConsistOf("create of-red", "create of-green", "delete of-red"))
+	g.Expect(o.state("blue").Epoch).To(BeEquivalentTo(1), "no other extension is touched")
 }

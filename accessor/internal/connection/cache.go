@@ -1,14 +1,19 @@
 package connection
 
 import (
+	"cmp"
 	"context"
+	"maps"
 	"sync"
 	"sync/atomic"
 
+	"github.com/pkg/errors"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/klog/v2"
 	"sigs.k8s.io/controller-runtime/pkg/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/client/apiutil"
 
 	"github.com/latchkey-dev/latchkey/scopedcache"
 )
@@ -52,6 +57,10 @@ func startCache(c *Connection) (scopedcache.Cache, error) {
 	scopes.OnStateChange = notifyAccessChanged(c.observers.AccessChanged)
 	scopes.OnLiveGet = c.options.LiveGet
 	scopes.OnScopesChange = c.observers.ScopesChanged
+	var err error
+	if informers.ByObject, err = byObject(informers.ByObject, c.resolution.ByObject, c.options.Scheme); err != nil {
+		return nil, err
+	}
 	informers.HTTPClient = c.streams
 	informers.Scheme = c.options.Scheme
 	informers.Mapper = c.mapper
@@ -67,6 +76,53 @@ func startCache(c *Connection) (scopedcache.Cache, error) {
 	c.tasks.Start(func() { _ = instance.Start(c.life) }) // ends with the connection; fails for no other reason
 	instance.WaitForCacheSync(c.life)                    // the cache has no scope yet, so this waits for Start only
 	return instance.(scopedcache.Cache), nil
+}
+
+// byObject returns the options by kind of every connection, with those of one connection in their
+// place. What is not set in these is taken from the others.
+func byObject(every, one map[client.Object]cache.ByObject,
+	scheme *runtime.Scheme) (map[client.Object]cache.ByObject, error) {
+	if len(one) == 0 {
+		return every, nil
+	}
+	merged := maps.Clone(one)
+	kinds := map[schema.GroupVersionKind]client.Object{}
+	for object := range one {
+		gvk, err := apiutil.GVKForObject(object, scheme)
+		if err != nil {
+			return nil, errors.Wrapf(err, "ByObject[%T]", object)
+		}
+		kinds[gvk] = object
+	}
+	for object, settings := range every {
+		gvk, err := apiutil.GVKForObject(object, scheme)
+		if err != nil {
+			return nil, errors.Wrapf(err, "ByObject[%T]", object)
+		}
+		if own, ok := kinds[gvk]; ok {
+			merged[own] = orElse(merged[own], settings)
+		} else {
+			merged[object] = settings
+		}
+	}
+	return merged, nil
+}
+
+// orElse returns settings, with unset fields taken from other.
+func orElse(settings, other cache.ByObject) cache.ByObject {
+	if settings.Label == nil {
+		settings.Label = other.Label
+	}
+	if settings.Field == nil {
+		settings.Field = other.Field
+	}
+	if settings.Transform == nil {
+		settings.Transform = other.Transform
+	}
+	settings.UnsafeDisableDeepCopy = cmp.Or(settings.UnsafeDisableDeepCopy, other.UnsafeDisableDeepCopy)
+	settings.EnableWatchBookmarks = cmp.Or(settings.EnableWatchBookmarks, other.EnableWatchBookmarks)
+	settings.SyncPeriod = cmp.Or(settings.SyncPeriod, other.SyncPeriod)
+	return settings
 }
 
 // rbacWatcher returns the watcher of RBAC in the host operator's cluster. rbacWatcher returns nil

@@ -20,8 +20,8 @@ import (
 	"github.com/latchkey-dev/latchkey/scopedcache"
 )
 
-// With LiveGet, get alone suffices for a cached Get, in each representation, as if the cache had the
-// object: with its transform and its selectors. The API server is asked once.
+// With LiveGet, get alone suffices for a cached Get, in each representation, as if the cache had
+// the object: with its transform and its selectors. The API server is asked once.
 func TestLiveGet(t *testing.T) {
 	g := NewWithT(t)
 	ns, u := createNamespace(t), newUser(t)
@@ -113,7 +113,10 @@ func TestLiveGetFollowsPermissions(t *testing.T) {
 	}
 	eventually("a", "Forbidden, live false")
 	one := u.grantRule(t, ns, rbacv1.PolicyRule{
-		APIGroups: []string{""}, Resources: []string{"configmaps"}, ResourceNames: []string{"a"}, Verbs: []string{"get"},
+		APIGroups:     []string{""},
+		Resources:     []string{"configmaps"},
+		ResourceNames: []string{"a"},
+		Verbs:         []string{"get"},
 	})
 	eventually("a", ", live true")
 	eventually("b", "Forbidden, live false")
