@@ -62,6 +62,7 @@ type environment struct {
 	rbacWatcher *RBACWatcher // of this cache alone; nil without WatchRBAC
 	monitoring  *monitor.Config
 	unstreamed  *UnstreamedKinds
+	lists       *ListLimit
 }
 
 var _ Cache = (*scopedCache)(nil)
@@ -101,6 +102,7 @@ func newScopedCache(config *rest.Config, opts cache.Options, options Options) (*
 			Timing:           monitor.DefaultTiming,
 		},
 		unstreamed: cmp.Or(options.UnstreamedKinds, &UnstreamedKinds{}),
+		lists:      cmp.Or(options.ListLimit, &ListLimit{}),
 	}
 	env.kinds.types.Store(&map[reflect.Type]*kind{})
 	if options.WatchRBAC {

@@ -139,3 +139,14 @@ func ExampleNewRBACWatcher() {
 	}
 	_ = use
 }
+
+// Managers in one process that talk to one API server can share the limit of its lists.
+func ExampleNewListLimit() {
+	lists := scopedcache.NewListLimit(10)
+	newManager := func(config *rest.Config) (ctrl.Manager, error) {
+		return ctrl.NewManager(config, ctrl.Options{
+			NewCache: scopedcache.NewWithOptions(scopedcache.Options{ListLimit: lists}),
+		})
+	}
+	_ = newManager
+}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"math/rand/v2"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/pkg/errors"
@@ -40,8 +41,9 @@ type informer struct {
 	indexers int             // guarded by entry.mu: how many of the scope's indexers are added
 	mapping  *meta.RESTMapping
 	mu       sync.Mutex
-	watch    watch.Interface // guarded by mu: the latest watch, nil before the first
-	listing  bool            // guarded by mu: the latest watch streams a list that has not ended
+	watch    watch.Interface        // guarded by mu: the latest watch, nil before the first
+	listing  bool                   // guarded by mu: the latest watch streams a list that has not ended
+	turn     atomic.Pointer[func()] // ends the turn of the latest list; nil after that
 }
 
 // has reports whether the informer has an object with that key.
@@ -65,6 +67,21 @@ func (i *informer) note(ctx context.Context) {
 			tracing.Kind.String(i.GVK.String()),
 			tracing.Scope.String(i.entry.selection.scope.String()),
 		))
+	}
+}
+
+// takeTurn waits for the turn of a list.
+func (i *informer) takeTurn(ctx context.Context, lists *ListLimit) (release func(), err error) {
+	if release, err = lists.acquire(ctx, i.mapping.Resource); err == nil {
+		i.turn.Store(&release)
+	}
+	return release, err
+}
+
+// endTurn ends the turn of the latest list, which has been read or has failed.
+func (i *informer) endTurn() {
+	if release := i.turn.Swap(nil); release != nil {
+		(*release)()
 	}
 }
 
@@ -124,11 +141,13 @@ func (o watchObserver) WatchBegan(lists bool) {
 }
 
 func (o watchObserver) WatchListed() {
+	o.informer.endTurn()
 	o.informer.setListing(false)
 	o.run.entry.mail.reportWatch(o.life, monitor.WatchListed{Life: o.life})
 }
 
 func (o watchObserver) WatchEnded(lasted time.Duration, early, stopped bool, err error) {
+	o.informer.endTurn()
 	o.informer.setListing(false)
 	hide := o.run.entry.env.options.HideServerMessages
 	if _, isStatus := untrusted.StatusText(err); err != nil && hide && !isStatus {
@@ -186,6 +205,7 @@ func (r *run) newInformer(mapping *meta.RESTMapping, poll time.Duration, life mo
 		// A DefaultWatchErrorHandler receives every error.
 		ReturnAll: r.entry.env.informers.DefaultWatchErrorHandler != nil,
 		OnWatch:   next.setWatch,
+		Turn:      func(ctx context.Context) (func(), error) { return next.takeTurn(ctx, r.entry.env.lists) },
 		Unstreams: func() bool { return r.entry.env.unstreamed.has(mapping.Resource) },
 		Poll:      poll,
 	}, example, resyncPeriod(config.SyncPeriod), indexers)

@@ -56,17 +56,20 @@ type Options struct {
 	// change.
 	PollWithoutWatch bool
 	// LiveGet makes a Get of an object that the identity may get, but not list and watch, go to the
-	// API server. Such a Get counts for the rate limit, and is as old as the API server's answer: a
-	// later Get may return an earlier version once, when the identity may list and watch again. The
-	// API server is asked for permission once for each kind and namespace or, if only some names
-	// are permitted, for each name, and again as for an informer. The cache's own selectors and
-	// transforms apply; if a selector has another field than metadata.name and metadata.namespace,
-	// the Get is Forbidden. List is Forbidden in any case. A scope for which Gets go to the
-	// API server has [StateLive].
+	// API server. Such a Get is a request: it counts for the rate limit, takes ReadTimeout at most,
+	// and can fail with any error of the API server. Options of the Get have no effect, as with the
+	// cache. When the identity may list and watch again, a later Get may return an earlier version
+	// once.
+	//
+	// The API server is asked for permission once for each kind and namespace or, if only some names
+	// are permitted, for each name. The answer counts for AccessReviewInterval (the first denial for
+	// 2 s), or until a change of RBAC is seen. The cache's own selectors and transforms apply; if a
+	// selector has another field than metadata.name and metadata.namespace, the Get is Forbidden.
+	// List is Forbidden in any case. A scope for which Gets go to the API server has [StateLive].
 	LiveGet bool
 	// OnLiveGet is called for each Get that goes to the API server because of LiveGet. Calls come
-	// from any goroutine. OnLiveGet must not block. Defaults to counting in the series
-	// latchkey_live_gets_total.
+	// from any goroutine. OnLiveGet must not block. By default, a cache with a Name counts in the
+	// series latchkey_live_gets_total.
 	OnLiveGet func()
 	// PerNamespace makes reads in each namespace use an informer of that namespace, unless there is
 	// an informer of all namespaces already. So the cache holds only what is read. By default a
@@ -92,6 +95,10 @@ type Options struct {
 	// not finish streamed lists. Use one for all caches of one API server, so that not each of them
 	// waits ten seconds for that. By default each cache remembers for itself.
 	UnstreamedKinds *UnstreamedKinds
+	// ListLimit, if not nil, bounds how many lists of informers are read at a time; see
+	// [NewListLimit]. Use one for all caches of one API server. By default each cache reads 20 at a
+	// time.
+	ListLimit *ListLimit
 	// TracerProvider, if not nil, receives OpenTelemetry spans of informers that start and of access
 	// reviews, and makes cached reads an event in the caller's span. The provider must not block.
 	TracerProvider trace.TracerProvider

@@ -51,7 +51,7 @@ func startCache(c *Connection) (scopedcache.Cache, error) {
 	scopes.Logger = c.options.Logger.WithValues("extension", klog.KRef(c.key.Namespace, c.key.Name))
 	scopes.RBACWatcher = rbacWatcher(c)
 	scopes.ObjectPool = c.objects
-	scopes.UnstreamedKinds = c.unstreamed
+	scopes.UnstreamedKinds, scopes.ListLimit = c.unstreamed, c.lists
 	scopes.TracerProvider = c.options.TracerProvider
 	scopes.Username, scopes.Groups = c.statedIdentity.Username, c.statedIdentity.Groups
 	scopes.OnStateChange = notifyAccessChanged(c.observers.AccessChanged)

@@ -63,6 +63,7 @@ type Connection struct {
 	observers  Observers
 	objects    *scopedcache.ObjectPool      // nil if objects are not shared
 	unstreamed *scopedcache.UnstreamedKinds // of the target
+	lists      *scopedcache.ListLimit       // of the target
 
 	clients      func() (*Clients, error) // built once, without I/O
 	builtClients atomic.Pointer[Clients]  // the result of clients
@@ -149,7 +150,7 @@ func New(parent context.Context, tasks *workpool.TaskGroup, options *Options, ex
 	if !options.Cache.DisableObjectSharing {
 		c.objects = t.Objects()
 	}
-	c.unstreamed = t.UnstreamedKinds()
+	c.unstreamed, c.lists = t.UnstreamedKinds(), t.ListLimit()
 
 	c.clients = sync.OnceValues(func() (*Clients, error) { return newClients(c) })
 	c.cluster = sync.OnceValues(func() (cluster.Cluster, error) { return newCluster(c) })

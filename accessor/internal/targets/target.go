@@ -31,6 +31,7 @@ type Target struct {
 	objects   *scopedcache.ObjectPool
 	// unstreamed are the kinds whose streamed lists the server does not finish.
 	unstreamed scopedcache.UnstreamedKinds
+	lists      scopedcache.ListLimit
 
 	lastAnswer atomic.Pointer[time.Time] // time of the last response to any member
 	silent     atomic.Bool               // a member got no answer, and no member has reported an answer since
@@ -118,6 +119,9 @@ func (t *Target) Objects() *scopedcache.ObjectPool { return t.objects }
 // UnstreamedKinds returns the kinds whose streamed lists the server does not finish, as far as
 // members have found.
 func (t *Target) UnstreamedKinds() *scopedcache.UnstreamedKinds { return &t.unstreamed }
+
+// ListLimit returns the limit of the lists of all members' informers.
+func (t *Target) ListLimit() *scopedcache.ListLimit { return &t.lists }
 
 // Observe wraps next. The result refuses requests to other servers, and reports the answers to the
 // target.

@@ -39,18 +39,21 @@ func (u usage) per(before usage, n int) usage {
 }
 
 // resident returns how much memory of the process is in RAM, in MiB.
-func resident() (float64, error) {
+func resident() (float64, error) { return memory("VmRSS") }
+
+// memory returns a field of the process's status, in MiB.
+func memory(field string) (float64, error) {
 	status, err := os.ReadFile("/proc/self/status")
 	if err != nil {
 		return 0, errors.WithStack(err)
 	}
 	for line := range strings.Lines(string(status)) {
-		if rest, ok := strings.CutPrefix(line, "VmRSS:"); ok {
+		if rest, ok := strings.CutPrefix(line, field+":"); ok {
 			kib, err := strconv.ParseFloat(strings.Fields(rest)[0], 64)
 			return kib / 1024, errors.WithStack(err)
 		}
 	}
-	return 0, errors.New("the kernel does not report VmRSS")
+	return 0, errors.Errorf("the kernel does not report %s", field)
 }
 
 // reportSize sets the memory and goroutines of the process. What is neither heap nor stacks, the Go
@@ -60,9 +63,13 @@ func (e *env) reportSize(scenario, suffix string) error {
 	if err != nil {
 		return err
 	}
+	peak, err := memory("VmHWM")
+	if err != nil {
+		return err
+	}
 	var stats runtime.MemStats
 	runtime.ReadMemStats(&stats)
-	for name, value := range map[string]float64{"rss_mib": rss, "goroutines": float64(runtime.NumGoroutine()),
+	for name, value := range map[string]float64{"rss_mib": rss, "peak_rss_mib": peak, "goroutines": float64(runtime.NumGoroutine()),
 		"heap_mib": float64(stats.HeapInuse) / (1 << 20), "stacks_mib": float64(stats.StackInuse) / (1 << 20),
 		"kept_mib": float64(stats.HeapIdle-stats.HeapReleased) / (1 << 20)} {
 		e.values.set(scenario, name+suffix, value)

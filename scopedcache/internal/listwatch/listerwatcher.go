@@ -30,8 +30,12 @@ type ListerWatcher struct {
 	Report    func(request monitor.Request, sent time.Time, err error) (retry bool)
 	OnWatch   func(stream watch.Interface) // called for each watch
 	Unstreams func() bool                  // whether the kind is listed, and not streamed; may become true
-	ReturnAll bool                         // return every error to the informer
-	Poll      time.Duration                // if not 0, the interval of lists instead of watches
+	// Turn, if not nil, waits for the turn of a list, or of a watch that begins with a list. release
+	// ends the turn: called here if the request fails, or when a list has been read; the list of a
+	// watch has been read when its Observer says so.
+	Turn      func(ctx context.Context) (release func(), err error)
+	ReturnAll bool          // return every error to the informer
+	Poll      time.Duration // if not 0, the interval of lists instead of watches
 }
 
 // errNotStreamed makes a Reflector that has begun to stream lists fall back to list.
@@ -51,6 +55,11 @@ func (l *ListerWatcher) List(options metav1.ListOptions) (runtime.Object, error)
 // ListWithContext implements toolscache.ListerWatcherWithContext.
 func (l *ListerWatcher) ListWithContext(ctx context.Context, options metav1.ListOptions) (runtime.Object, error) {
 	return sendUntilServed(ctx, l, newRequest("list", options), func() (runtime.Object, error) {
+		release, err := l.turn(ctx)
+		if err != nil {
+			return nil, err
+		}
+		defer release()
 		return l.ListerWatcherWithContext.ListWithContext(ctx, options)
 	})
 }
@@ -65,27 +74,55 @@ func (l *ListerWatcher) WatchWithContext(ctx context.Context, options metav1.Lis
 	if l.Poll > 0 {
 		return newPoll(l.Poll), nil
 	}
+	request := newRequest("watch", options)
+	var release func()
 	var err error
+	if request.Lists && !l.Unstreams() {
+		if release, err = l.turn(ctx); err != nil { // here, because many wait at once
+			return nil, err
+		}
+	}
 	stream := deepcall.Run(func() (stream watch.Interface) {
-		stream, err = l.watch(ctx, options)
+		stream, err = l.watch(ctx, options, request, release)
 		return stream
 	})
 	return stream, err
 }
 
-func (l *ListerWatcher) watch(ctx context.Context, options metav1.ListOptions) (watch.Interface, error) {
-	request := newRequest("watch", options)
+// watch sends a watch. release ends the turn that it has, nil for none.
+func (l *ListerWatcher) watch(ctx context.Context, options metav1.ListOptions, request monitor.Request,
+	release func()) (watch.Interface, error) {
 	if request.Lists && l.Unstreams() {
+		if release != nil {
+			release()
+		}
 		return nil, errNotStreamed // before it is reported: the API server was not asked
 	}
-	stream, err := sendUntilServed(ctx, l, request, func() (watch.Interface, error) {
-		return l.ListerWatcherWithContext.WatchWithContext(ctx, options)
+	stream, err := sendUntilServed(ctx, l, request, func() (stream watch.Interface, err error) {
+		if request.Lists && release == nil { // an attempt has failed
+			if release, err = l.turn(ctx); err != nil {
+				return nil, err
+			}
+		}
+		if stream, err = l.ListerWatcherWithContext.WatchWithContext(ctx, options); err != nil && release != nil {
+			release()
+			release = nil
+		}
+		return stream, err
 	})
 	if err != nil {
 		return nil, err
 	}
 	l.OnWatch(stream)
 	return stream, nil
+}
+
+// turn waits for the turn of a list.
+func (l *ListerWatcher) turn(ctx context.Context) (release func(), err error) {
+	if l.Turn == nil {
+		return func() {}, nil
+	}
+	return l.Turn(ctx)
 }
 
 // newRequest describes a request.
