@@ -8,8 +8,10 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/types"
 	ctrl "sigs.k8s.io/controller-runtime"
+	"sigs.k8s.io/controller-runtime/pkg/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/controller"
 	"sigs.k8s.io/controller-runtime/pkg/controller/controllerutil"
@@ -240,4 +242,28 @@ func ExampleOptions() {
 		}, controller.Options{})
 	}
 	_ = setup
+}
+
+// The cache of each extension's connection has only the Secrets with the label of that extension.
+func ExampleCacheOverrides() {
+	setup := func(ctx context.Context, mgr manager.Manager) (clustercache.ClusterCache, error) {
+		return clustercache.SetupWithManager(ctx, mgr, clustercache.Options{
+			AllowIdentity: clustercache.GuardedByAdmission,
+			Client:        clustercache.ClientOptions{UserAgent: "my-operator"},
+			Cache:         onlyTheirSecrets,
+		}, controller.Options{})
+	}
+	_ = setup
+}
+
+var onlyTheirSecrets = clustercache.CacheOptions{
+	PerExtension: func(extension client.Object) clustercache.CacheOverrides {
+		owner := extension.GetName()
+		return clustercache.CacheOverrides{
+			Version: "owner=" + owner,
+			ByObject: map[client.Object]cache.ByObject{
+				&corev1.Secret{}: {Label: labels.SelectorFromSet(labels.Set{"owner": owner})},
+			},
+		}
+	},
 }

@@ -183,14 +183,23 @@ func (s *ExtensionAPIServer) prepare(ctx context.Context, background *sync.WaitG
 }
 
 // awaitCheck is Check, repeated while the API server in front does not answer, and for grantTimeout
-// in any case.
+// after it has begun to answer.
 func (s *ExtensionAPIServer) awaitCheck(ctx context.Context) error {
 	var last error
-	began := time.Now()
+	var refused time.Time // when the answers began to be refusals
 	err := wait.PollUntilContextTimeout(ctx, checkInterval, publishedTimeout, true,
 		func(ctx context.Context) (bool, error) {
-			if last = s.Check(ctx); last == nil || isTransient(last) || time.Since(began) < grantTimeout {
-				return last == nil, nil
+			switch last = s.Check(ctx); {
+			case last == nil:
+				return true, nil
+			case isTransient(last):
+				refused = time.Time{}
+				return false, nil
+			case refused.IsZero():
+				refused = time.Now()
+			}
+			if time.Since(refused) < grantTimeout {
+				return false, nil
 			}
 			return false, last
 		})
