@@ -3,13 +3,16 @@ package clustercache
 import (
 	"context"
 	"net/http"
+	"strings"
 
 	"github.com/pkg/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/client-go/rest"
 	"sigs.k8s.io/controller-runtime/pkg/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/client/apiutil"
 
 	"github.com/latchkey-dev/latchkey/credential"
 	"github.com/latchkey-dev/latchkey/internal/identity"
@@ -60,6 +63,7 @@ func (r *overridingResolver) Resolve(ctx context.Context, object client.Object) 
 	resolution, err := r.Resolver.Resolve(ctx, object)
 	resolution.Reference = withVersion(resolution.Reference, overrides)
 	if invalid != nil {
+		r.Forget(client.ObjectKeyFromObject(object))
 		return identity.Resolution{
 			Source:         resolution.Source,
 			ServiceAccount: resolution.ServiceAccount,
@@ -92,7 +96,8 @@ func invalidOverrides(err error) error {
 
 func withVersion(reference identity.Reference, overrides CacheOverrides) identity.Reference {
 	if len(overrides.ByObject) > 0 {
-		reference.Name += " with cache options " + overrides.Version
+		version := overrides.Version[:min(len(overrides.Version), maxOverridesVersion)]
+		reference.Name = strings.TrimSpace(reference.Name + " with cache options " + version)
 	}
 	return reference
 }
@@ -109,6 +114,9 @@ func (r *overridingResolver) check(overrides CacheOverrides) error {
 	if err := rejectNamespaces("ByObject", overrides.ByObject); err != nil {
 		return err
 	}
+	if err := rejectDuplicates("ByObject", overrides.ByObject, r.scheme); err != nil {
+		return err
+	}
 	_, err := trialCache(overrides.ByObject, r.scheme)
 	return err
 }
@@ -119,6 +127,22 @@ func rejectNamespaces(what string, byObject map[client.Object]cache.ByObject) er
 		if len(settings.Namespaces) > 0 {
 			return errors.Errorf("%s[%T]: Namespaces must not be set; reads determine what is cached", what, object)
 		}
+	}
+	return nil
+}
+
+// rejectDuplicates returns an error for two options of one kind, of which one would be lost.
+func rejectDuplicates(what string, byObject map[client.Object]cache.ByObject, scheme *runtime.Scheme) error {
+	known := map[schema.GroupVersionKind]bool{}
+	for object := range byObject {
+		gvk, err := apiutil.GVKForObject(object, scheme)
+		if err != nil {
+			return errors.Wrapf(err, "%s[%T]", what, object)
+		}
+		if known[gvk] {
+			return errors.Errorf("%s has two objects of %s: options are for a kind, whatever its representation", what, gvk)
+		}
+		known[gvk] = true
 	}
 	return nil
 }

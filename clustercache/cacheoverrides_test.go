@@ -28,6 +28,8 @@ func (n named) Resolve(_ context.Context, object client.Object) (identity.Resolu
 	return identity.Resolution{Key: object.GetName(), Source: "source", Reference: reference}, n.err
 }
 
+func (n named) Forget(client.ObjectKey) {}
+
 func (n named) Reference(object client.Object) (identity.Reference, error) {
 	return identity.Reference{Name: object.GetName()}, n.err
 }
@@ -77,7 +79,15 @@ func TestInvalidOverrides(t *testing.T) {
 		"at most 253":               with(strings.Repeat("x", 254), cache.ByObject{}),
 		"Namespaces must not be":    with("1", cache.ByObject{Namespaces: map[string]cache.Config{"ns": {}}}),
 		"a selector of the cache's": with("1", cache.ByObject{Label: labels.Nothing()}),
-		"panicked":                  func(client.Object) CacheOverrides { panic("a bug of the host operator") },
+		"two objects of /v1, Kind=Secret": func(client.Object) CacheOverrides {
+			metadata := &metav1.PartialObjectMetadata{}
+			metadata.SetGroupVersionKind(corev1.SchemeGroupVersion.WithKind("Secret"))
+			return CacheOverrides{
+				Version:  "1",
+				ByObject: map[client.Object]cache.ByObject{&corev1.Secret{}: {}, metadata: {}},
+			}
+		},
+		"panicked": func(client.Object) CacheOverrides { panic("a bug of the host operator") },
 	} {
 		g := NewWithT(t)
 		resolver := withOverrides(named{}, scheme.Scheme, nil, perExtension)
@@ -89,6 +99,9 @@ func TestInvalidOverrides(t *testing.T) {
 		g.Expect(resolution.Source).To(Equal("source"))
 		if _, err = resolver.Reference(&corev1.ConfigMap{}); problem == "panicked" {
 			g.Expect(err).To(expected)
+		} else {
+			g.Expect(err).NotTo(HaveOccurred(), "For does not check the options")
+			g.Expect(resolution.Reference.Name).To(HavePrefix("with cache options"))
 		}
 	}
 }
@@ -103,4 +116,5 @@ func TestOverridesOfARefusedCredential(t *testing.T) {
 	resolution, err := resolver.Resolve(t.Context(), &corev1.ConfigMap{})
 	g.Expect(err).To(MatchError(credential.ErrInvalidCredential))
 	g.Expect(resolution.Reference.Name).To(ContainSubstring("cache options 1"))
+	g.Expect(resolution.ByObject).To(BeNil())
 }

@@ -25,13 +25,17 @@ type CacheOptions struct {
 	// ByObject restricts or transforms which objects of a kind are cached. Namespaces must not be
 	// set: the reads determine which namespaces are cached.
 	ByObject map[client.Object]cache.ByObject
-	// PerExtension, if not nil, returns options for the cache of one extension's connection. With
-	// ByObject, say, the connection's reads and watches of Secrets select only those with the label
-	// owner=EXTENSION. Without effect on other connections. PerExtension must be a function of the
-	// object only, must not block, and may be called from any goroutine. The options count when the
-	// connection is made; if another version is returned later, that is another connection, and For
-	// does not return the earlier one for the changed object. A panic, and options that are not
-	// valid, count as an invalid reference.
+	// PerExtension, if not nil, returns options for the cache of one extension's connection. For
+	// example, its reads and watches of Secrets can select only those with the label owner=EXTENSION.
+	// Other connections are not affected. This is no boundary: the identity may still read the others
+	// without the cache.
+	//
+	// PerExtension must be a function of the object only, and must neither change nor keep it. It is
+	// called at each reconcile and by each For, from any goroutine, so it must be fast and must not
+	// block. What it returns must not change afterwards. The options count from when the connection
+	// is made. If another Version is returned later, the connection ends, another one is made, and
+	// For does not return the earlier one for the changed object. A panic, and options that are not
+	// valid, have the reason InvalidReference.
 	PerExtension func(extension client.Object) CacheOverrides
 	// Indexes are added to the informers of their objects' kinds and representations.
 	Indexes []CacheOptionsIndex
@@ -71,13 +75,14 @@ type CacheOptions struct {
 
 // CacheOverrides are options for the cache of one extension's connection.
 type CacheOverrides struct {
-	// Version changes whenever ByObject changes, because functions cannot be compared. It may be
-	// shown in errors. Required if ByObject is not empty.
+	// Version changes whenever ByObject changes, because functions cannot be compared. It is one
+	// line of at most 253 printable bytes, and is shown in errors and logs. Required if ByObject is
+	// not empty.
 	Version string
 	// ByObject restricts or transforms which objects of a kind are cached, with the meaning that
 	// controller-runtime gives to cache.ByObject. What is not set in it is taken from
-	// CacheOptions.ByObject. Namespaces must not be set: the reads determine which namespaces are
-	// cached.
+	// CacheOptions.ByObject; so a Transform replaces that one, and does not run after it. A kind has
+	// one object here. Namespaces must not be set: the reads determine which namespaces are cached.
 	ByObject map[client.Object]cache.ByObject
 }
 
@@ -108,7 +113,7 @@ type ClientOptions struct {
 	// of one version each. Where an API server serves more, each group that is asked for is
 	// discovered by itself. At least 1 MiB, because core kinds are a group, too.
 	MaxDiscoveryBytes int64
-	// Cache configures which reads bypass the cache.
+	// Cache configures how the client from GetClient reads.
 	Cache ClientCacheOptions
 }
 

@@ -192,6 +192,9 @@ func (o *Options) validate() error {
 	if err := rejectNamespaces("Options.Cache.ByObject", o.Cache.ByObject); err != nil {
 		return err
 	}
+	if err := rejectDuplicates("Options.Cache.ByObject", o.Cache.ByObject, o.Scheme); err != nil {
+		return err
+	}
 	if err := o.validateCacheOptions(); err != nil {
 		return errors.WithMessage(err, "Options.Cache")
 	}

@@ -91,8 +91,9 @@ type TypedWatcherOptions[object client.Object, request comparable] struct {
 	Predicates []predicate.TypedPredicate[object]
 	// Scope restricts the watch. The zero value means all namespaces.
 	Scope Scope
-	// Dependent is the object that needs the watch. The watch ends when its last dependent is gone.
-	// Empty means that the watch's name itself counts as the dependent.
+	// Dependent is the object that needs the watch. latchkey does not see when that object is
+	// deleted: call Unwatch with the dependent then. The watch ends with its last dependent. Empty
+	// means that the watch's name itself counts as the dependent.
 	Dependent types.UID
 	// OnError, if set, is called when the informer fails, is forbidden, when the API server does
 	// not serve its kind, or when the informer recovers. OnError receives only the latest state,

@@ -41,8 +41,10 @@
 //     list and watch. The first such read takes a few round trips. Later ones are answered from
 //     memory. Access in some namespaces suffices for reads there. A read across all namespaces is
 //     then Forbidden, and never returns a part of the objects. Access to a name (resourceNames in a
-//     Role) suffices to Get that object, or to List with the field metadata.name. A name that is
-//     denied is remembered like a kind. With LiveGet of [Options], get alone suffices to Get;
+//     Role) suffices to Get that object, or to List with the field metadata.name. The first Get of
+//     a name asks for that permission, which costs two reviews; a cache asks for ten names a second
+//     at most, after the first hundred, and has 100 informers of names at most. Beyond that such a
+//     Get is Forbidden. With LiveGet of [Options], get alone suffices to Get;
 //   - meta.IsNoMatchError, if the API server does not serve the kind;
 //   - a [*NotSyncedError], for which apierrors.IsTimeout holds, if the informer has not synced
 //     within ReadTimeout or before the context ends. The error contains the reason;

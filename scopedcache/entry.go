@@ -18,8 +18,8 @@ import (
 // holders, the state, and the event handlers.
 type entry struct {
 	selection selection
-	requires  requirements  // of the scope, without the cache's options
-	named     *nameQuestion // reads began the scope, for this name; else nil
+	requires  requirements // of the scope, without the cache's options
+	named     bool         // reads began the scope for one name
 	env       *environment
 	entries   *entrySet // that the entry is in
 
@@ -29,10 +29,10 @@ type entry struct {
 	waiting   int         // guarded by entries.mu: the number of readers that wait
 	recent    atomic.Bool // set by each read, cleared at each check for idleness
 	gone      latch.Latch // opened under entries.mu when the entry is dropped
-	endedIdle bool        // set before gone is opened: dropped because no one read it, or may read it
+	endedIdle bool        // set before gone is opened: dropped because no one read it
 	end       func()      // set under entries.mu when the scope starts to run
 
-	live atomic.Pointer[time.Time] // since when Gets go to the API server instead; nil if they do not
+	live atomic.Pointer[liveUse] // of the Gets that go to the API server instead; nil for none
 
 	mail mailbox // events for the run of the scope
 
@@ -86,6 +86,22 @@ func (s *entry) await(ctx context.Context, u *user) (*informer, error) {
 			return nil, s.notSynced(context.Cause(ctx))
 		}
 	}
+}
+
+// fails reports whether the scope has no informer to read from, and the next one may never sync.
+func (s *entry) fails() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.state == StateFailing && s.current.Load() == nil
+}
+
+// idleTimeout is after how long without a read the scope ends, 0 for never. Scopes for single names
+// end in any case: there may be many.
+func (s *entry) idleTimeout() time.Duration {
+	if timeout := s.env.options.IdleTimeout; timeout > 0 || !s.named {
+		return timeout
+	}
+	return namedIdleTimeout
 }
 
 // lastErrorLocked returns why the informer does not sync, nil if unknown. The caller holds mu.

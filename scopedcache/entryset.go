@@ -23,6 +23,7 @@ type entrySet struct {
 	selected map[selectedKey]*entry // guarded by mu: the entries with selectors of their own
 	indexes  map[kindKey][]index    // guarded by mu; existing elements do not change
 
+	named int // guarded by mu: the number of scopes that reads began for one name
 	names *nameReviews
 }
 
@@ -84,22 +85,17 @@ func (s *entrySet) findLocked(k *kind, key scopeKey) *entry {
 	return nil
 }
 
-// exists reports whether there is an entry of the scope.
-func (s *entrySet) exists(k *kind, scope Scope) bool {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.findLocked(k, scope.key()) != nil
-}
-
-// entryLocked returns the entry of the scope, and creates it on first use. named is nil unless
-// reads begin the scope for one name. The caller holds mu.
-func (s *entrySet) entryLocked(k *kind, scope Scope, named *nameQuestion) *entry {
+// entryLocked returns the entry of the scope, and creates it on first use. named says whether reads
+// begin the scope for one name. The caller holds mu.
+func (s *entrySet) entryLocked(k *kind, scope Scope, named bool) *entry {
 	key := scope.key()
 	if existing := s.findLocked(k, key); existing != nil {
 		return existing
 	}
 	e := s.newEntry(k, scope)
-	e.named = named
+	if e.named = named; named {
+		s.named++
+	}
 	s.entries[e] = struct{}{}
 	if key.selective() {
 		s.selected[selectedKey{k, key}] = e
@@ -131,6 +127,9 @@ func (s *entrySet) dropLocked(e *entry) {
 		return
 	}
 	delete(s.entries, e)
+	if e.named {
+		s.named--
+	}
 	key := e.selection.scope.key()
 	if s.selected[selectedKey{e.selection.kind, key}] == e {
 		delete(s.selected, selectedKey{e.selection.kind, key})
@@ -151,7 +150,7 @@ func (s *entrySet) dropLocked(e *entry) {
 func (s *entrySet) dropIfIdle(e *entry) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if neededLocked(e) {
+	if _, exists := s.entries[e]; !exists || neededLocked(e) {
 		return false
 	}
 	e.endedIdle = true
@@ -159,17 +158,12 @@ func (s *entrySet) dropIfIdle(e *entry) bool {
 	return true
 }
 
-// dropDenied ends a scope that reads began for one name, if the identity may not list and watch
-// that name and no one holds the scope. The denial is remembered instead.
-func (s *entrySet) dropDenied(e *entry) {
+// hasRoomForName reports whether reads may begin the scope of one more name, or use one that others
+// have begun meanwhile.
+func (s *entrySet) hasRoomForName(k *kind, scope Scope) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if _, exists := s.entries[e]; !exists || len(e.handles) > 0 || e.pinned {
-		return
-	}
-	s.names.remember(*e.named, false)
-	e.endedIdle = true
-	s.dropLocked(e)
+	return s.named < maxNamedScopes || s.findLocked(k, scope.key()) != nil
 }
 
 // all returns the entries, in no particular order.

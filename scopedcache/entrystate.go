@@ -39,7 +39,9 @@ func (s *entry) setState(e monitor.SetState) {
 	now := s.snapshotLocked()
 	s.mu.Unlock()
 	for _, o := range observers {
-		o.observe(now)
+		if !o.handle.dead.Load() { // an observer may have released the next one's handle
+			o.observe(now)
+		}
 	}
 	logChange(s.env.options.Logger, State(e.Before), now)
 	if s.env.options.OnStateChange != nil {

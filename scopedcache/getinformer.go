@@ -67,7 +67,7 @@ func (s *scopedCache) informer(ctx context.Context, k *kind, opts ...cache.Infor
 	}
 	result := durableInformer{user: s.user}
 	for _, namespace := range namespaces {
-		e := s.entries.entryLocked(k, Scope{Namespace: namespace}, nil)
+		e := s.entries.entryLocked(k, Scope{Namespace: namespace}, false)
 		e.pinned = true
 		result.entries = append(result.entries, e)
 	}

@@ -24,7 +24,8 @@ type HoldOptions struct {
 	// OnStateChange, if not nil, is called when the state of the scope, or its LastError, changes.
 	// Hold also calls OnStateChange with the current state, unless that is Syncing. Calls come from
 	// any goroutine, but one at a time. OnStateChange must not block, and must not call the cache
-	// or the handle. A panic in OnStateChange ends the process.
+	// or the handle, except for Release: a holder that may not read a kind can let go of it. No call
+	// begins after that Release. A panic in OnStateChange ends the process.
 	OnStateChange func(ScopeState)
 }
 
@@ -57,7 +58,7 @@ func (s *scopedCache) Hold(_ context.Context, object client.Object, scope Scope,
 		s.entries.mu.Unlock()
 		return nil, s.user.stopError()
 	}
-	e := s.entries.entryLocked(kind, scope, nil)
+	e := s.entries.entryLocked(kind, scope, false)
 	for _, handle := range e.handles {
 		if options.Dependent != "" && handle.options.Dependent == options.Dependent &&
 			handle.options.Name == options.Name && handle.user == s.user && !handle.dead.Load() {

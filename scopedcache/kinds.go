@@ -71,6 +71,9 @@ func (k *kind) selectLocked(e *entry) {
 // deselectLocked undoes selectLocked. The caller holds entries.mu.
 func (k *kind) deselectLocked(e *entry) {
 	name := e.requires.name
+	if k.selected[name] == nil {
+		return // selectLocked left it out
+	}
 	k.selected[name] = slices.DeleteFunc(k.selected[name], func(other *entry) bool { return other == e })
 	if len(k.selected[name]) == 0 {
 		delete(k.selected, name)

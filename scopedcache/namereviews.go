@@ -1,7 +1,6 @@
 package scopedcache
 
 import (
-	"context"
 	"time"
 
 	"golang.org/x/time/rate"
@@ -16,6 +15,10 @@ const (
 	maxNames = 1000
 	// namesPerSecond and namesBurst bound how often a cache asks for names.
 	namesPerSecond, namesBurst = 10, 100
+	// maxNamedScopes is how many scopes of single names reads begin.
+	maxNamedScopes = 100
+	// namedIdleTimeout is the IdleTimeout of these scopes if Options have none.
+	namedIdleTimeout = 10 * time.Minute
 )
 
 // nameReviews remembers what the identity may do with objects of a name, so that repeated reads of
@@ -55,26 +58,20 @@ func (n *nameReviews) answer(q nameQuestion) (allowed, known bool) {
 	return found.(nameAnswer).allowed, true
 }
 
-// isDenied reports whether a denial is remembered.
-func (n *nameReviews) isDenied(q nameQuestion) bool {
-	allowed, known := n.answer(q)
-	return known && !allowed
-}
-
-// remember records an answer.
+// remember records an answer. A denial counts for longer if there was one before, which has
+// expired.
 func (n *nameReviews) remember(q nameQuestion, allowed bool) {
-	remembered := n.interval
-	if earlier, again := n.answers.Get(q); !allowed && (!again || earlier.(nameAnswer).allowed) {
-		remembered = firstDenial
+	now, until := time.Now(), time.Now().Add(n.interval)
+	if earlier, ok := n.answers.Get(q); !allowed && (!ok || earlier.(nameAnswer).allowed) {
+		until = now.Add(firstDenial)
+	} else if ok && !allowed && now.Before(earlier.(nameAnswer).until) {
+		until = earlier.(nameAnswer).until // two asked at the same time
 	}
-	n.answers.Add(q, nameAnswer{allowed, time.Now().Add(remembered)}, remembered+n.interval)
+	n.answers.Add(q, nameAnswer{allowed, until}, until.Sub(now)+n.interval)
 }
 
-// mayAsk waits until another name may be asked for. mayAsk returns false if ctx would end before.
-func (n *nameReviews) mayAsk(ctx context.Context) bool { return n.asked.Wait(ctx) == nil }
-
-// mayAskNow is mayAsk without a wait.
-func (n *nameReviews) mayAskNow() bool { return n.asked.Allow() }
+// mayAsk reports whether another name may be asked for now.
+func (n *nameReviews) mayAsk() bool { return n.asked.Allow() }
 
 // forget forgets the answers about a namespace, all if it is empty: permissions may have changed.
 func (n *nameReviews) forget(namespace string) {

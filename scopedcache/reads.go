@@ -12,6 +12,8 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"sigs.k8s.io/controller-runtime/pkg/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/latchkey-dev/latchkey/scopedcache/internal/monitor"
 )
 
 // reader serves reads from the informers of scopes.
@@ -184,7 +186,7 @@ func (r *reader) markSelectedReadLocked(e *entry) {
 }
 
 // awaitSelected waits for the informer of a scope with selectors that answers a read. awaitSelected
-// returns nil without an error if there is no such scope, or if none of them may be read.
+// returns nil without an error if there is no such scope, or if none of them may be read, or works.
 func (r *reader) awaitSelected(ctx context.Context, k *kind, read *requirements) (*informer, error) {
 	if running := r.readySelected(k, read); running != nil {
 		return running, nil
@@ -196,6 +198,9 @@ func (r *reader) awaitSelected(ctx context.Context, k *kind, read *requirements)
 	}
 	r.entries.mu.Unlock()
 	for _, e := range answering {
+		if e.fails() {
+			continue
+		}
 		running, err := e.await(ctx, r.user)
 		if !apierrors.IsForbidden(err) && !errors.Is(err, ErrReleased) {
 			return running, err
@@ -237,22 +242,21 @@ func (r *reader) awaitAllNamespaces(ctx context.Context, k *kind) (*informer, er
 // if necessary.
 func (r *reader) awaitEntry(ctx context.Context, k *kind, scope Scope) (*informer, error) {
 	for {
-		e, running, err := r.awaitOnce(ctx, k, scope, nil)
+		e, running, err := r.awaitOnce(ctx, k, scope, false)
 		if !endedJustBefore(e, err) {
 			return running, err
 		}
 	}
 }
 
-// endedJustBefore reports whether a scope ended, because no read used it, just before a read did,
-// or because the name that reads wanted is denied.
+// endedJustBefore reports whether a scope ended, because no read used it, just before a read did.
 func endedJustBefore(e *entry, err error) bool {
 	return errors.Is(err, ErrReleased) && e != nil && e.endedIdle
 }
 
-// awaitOnce is awaitEntry for a scope that does not end in between. named, if not nil, is the name
-// for which the scope is created.
-func (r *reader) awaitOnce(ctx context.Context, k *kind, scope Scope, named *nameQuestion) (*entry, *informer, error) {
+// awaitOnce is awaitEntry for a scope that does not end in between. named says whether the scope
+// would be created for one name.
+func (r *reader) awaitOnce(ctx context.Context, k *kind, scope Scope, named bool) (*entry, *informer, error) {
 	r.entries.mu.Lock()
 	if r.entries.ended || r.user.hasEnded() {
 		r.entries.mu.Unlock()
@@ -263,7 +267,9 @@ func (r *reader) awaitOnce(ctx context.Context, k *kind, scope Scope, named *nam
 		return nil, nil, &cache.ErrResourceNotCached{GVK: k.gvk}
 	}
 	e := r.entries.entryLocked(k, scope, named)
-	e.markRead()
+	if !named || e.named { // a read alone does not keep a scope with selectors that others began
+		e.markRead()
+	}
 	e.waiting++
 	r.entries.mu.Unlock()
 	running, err := e.await(ctx, r.user)
@@ -273,21 +279,18 @@ func (r *reader) awaitOnce(ctx context.Context, k *kind, scope Scope, named *nam
 	return e, running, err
 }
 
-// awaitNamed waits for the informer of one object, for the case that no wider scope may be read: a
-// Role may allow single names. awaitNamed returns forbidden, the error of the wider scope, if the
-// identity may not list and watch that name.
+// awaitNamed waits for the informer of one object, for the case that no scope that is there may be
+// read: a Role may allow single names. awaitNamed returns forbidden, the error of the wider scope,
+// if the identity may not list and watch that name, or if that cannot be asked now.
 func (r *reader) awaitNamed(ctx context.Context, k *kind, read *requirements, namespace string,
 	forbidden error) (*informer, error) {
-	if read.name == "" || r.env.informers.ReaderFailOnMissingInformer {
+	scope := Scope{Namespace: namespace, FieldSelector: fields.OneTermEqualSelector(nameField, read.name)}
+	if read.name == "" || r.env.informers.ReaderFailOnMissingInformer || !r.mayWatchName(ctx, k, scope, read.name) ||
+		!r.entries.hasRoomForName(k, scope) {
 		return nil, forbidden
 	}
-	key := nameQuestion{kind: k.kindKey, namespace: namespace, name: read.name}
-	scope := Scope{Namespace: namespace, FieldSelector: fields.OneTermEqualSelector(nameField, read.name)}
 	for {
-		if r.entries.names.isDenied(key) || !r.entries.exists(k, scope) && !r.mayAskName(ctx) {
-			return nil, forbidden
-		}
-		e, running, err := r.awaitOnce(ctx, k, scope, &key)
+		e, running, err := r.awaitOnce(ctx, k, scope, true)
 		if apierrors.IsForbidden(err) {
 			return nil, forbidden
 		}
@@ -297,13 +300,26 @@ func (r *reader) awaitNamed(ctx context.Context, k *kind, read *requirements, na
 	}
 }
 
-// mayAskName reports whether another name may be asked for: if a Get can go to the API server, it
-// does not wait for that.
-func (r *reader) mayAskName(ctx context.Context) bool {
-	if r.env.options.LiveGet {
-		return r.entries.names.mayAskNow()
+// mayWatchName reports whether the identity may list and watch the objects of a scope, which
+// selects one name. The API server is asked at most so often: see nameReviews.
+func (r *reader) mayWatchName(ctx context.Context, k *kind, scope Scope, name string) bool {
+	mapping, names := k.mapping.Load(), r.entries.names
+	q := nameQuestion{kind: k.kindKey, namespace: scope.Namespace, name: name}
+	if allowed, known := names.answer(q); known || mapping == nil {
+		return allowed
 	}
-	return r.entries.names.mayAsk(ctx)
+	if allGets, _ := names.answer(nameQuestion{kind: q.kind, namespace: q.namespace, get: true}); allGets {
+		return false // a Get goes to the API server
+	}
+	if !names.mayAsk() {
+		return false
+	}
+	question := (&selection{kind: k, scope: scope}).question(mapping)
+	verdict, _ := r.env.reviewer.Review(ctx, question, "list", "watch")
+	if verdict == monitor.Allowed || verdict == monitor.Unaskable || verdict.IsDenial() {
+		names.remember(q, verdict == monitor.Allowed)
+	}
+	return verdict == monitor.Allowed
 }
 
 // namespaced reports whether a kind is namespaced.

@@ -6,7 +6,9 @@ import (
 	"io"
 	"net/http"
 	"slices"
+	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -16,6 +18,7 @@ import (
 	"go.opentelemetry.io/otel/sdk/trace/tracetest"
 	authorizationv1 "k8s.io/api/authorization/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/labels"
@@ -196,6 +199,7 @@ func TestGetOfAPermittedName(t *testing.T) {
 		g.Expect(namesOf(t, c, client.InNamespace("n"), client.MatchingFieldsSelector{Selector: named("a")})).
 			To(Equal([]string{"a"}))
 		g.Expect(get(t, c, "b")).To(Satisfy(apierrors.IsForbidden))
+		synctest.Wait()
 		_, err := namesOf(t, c, client.InNamespace("n"))
 		g.Expect(err).To(Satisfy(apierrors.IsForbidden))
 		g.Expect(a.watches()).To(Equal([]string{inN}))
@@ -210,10 +214,17 @@ func TestGetOfAPermittedName(t *testing.T) {
 		time.Sleep(9 * time.Minute)
 		g.Expect(get(t, c, "b")).To(Satisfy(apierrors.IsForbidden))
 		g.Expect(asked()["n/b"]).To(Equal(2 * denials))
+		time.Sleep(time.Minute)
+		g.Expect(get(t, c, "b")).To(Satisfy(apierrors.IsForbidden))
+		g.Expect(asked()["n/b"]).To(Equal(3*denials), "asked again after the interval")
+		c.(*scopedCache).entries.accessMayHaveChanged("")
+		g.Expect(get(t, c, "b")).To(Satisfy(apierrors.IsForbidden))
+		g.Expect(asked()["n/b"]).To(Equal(4*denials), "and after any change")
 
 		mu.Lock()
 		permitted["b"] = true
 		mu.Unlock()
+		g.Expect(get(t, c, "b")).To(Satisfy(apierrors.IsForbidden))
 		g.Expect(get(t, c, "b")).To(Satisfy(apierrors.IsForbidden))
 		c.(*scopedCache).entries.accessMayHaveChanged("other")
 		g.Expect(get(t, c, "b")).To(Satisfy(apierrors.IsForbidden))
@@ -222,32 +233,102 @@ func TestGetOfAPermittedName(t *testing.T) {
 	})
 }
 
-// Many readers of names that are denied ask for each once, and for a bounded number of names.
+// Reads of many names that are denied ask for a bounded number of them, wait for none, and leave no
+// scope.
 func TestDeniedNamesAreBounded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g := NewWithT(t)
 		a := newAPIServer(t)
 		asked := a.allow(func(string, string) bool { return false })
-		c := a.newCache(t, func(o *Options) { o.AccessReviewInterval, o.ReadTimeout = time.Hour, 5*time.Second })
-		g.Expect(get(t, c, "first")).To(Satisfy(apierrors.IsForbidden))
-		var readers sync.WaitGroup
+		var changes atomic.Int64
+		c := a.newCache(t, func(o *Options) {
+			o.AccessReviewInterval = time.Hour
+			o.OnStateChange = func(State, ScopeState) { changes.Add(1) }
+		})
+		began := time.Now()
 		for n := range 250 {
-			readers.Go(func() {
-				if err := get(t, c, fmt.Sprint("name-", n)); !apierrors.IsForbidden(err) && !apierrors.IsTimeout(err) {
-					t.Error(err)
-				}
-			})
+			g.Expect(get(t, c, fmt.Sprint("name-", n))).To(Satisfy(apierrors.IsForbidden))
 		}
-		readers.Wait()
-		synctest.Wait()
+		g.Expect(time.Since(began)).To(BeZero())
 		names := 0
 		for key := range asked() {
 			if key != "n/" {
 				names++
 			}
 		}
-		g.Expect(names).To(BeNumerically("<=", namesBurst+5*namesPerSecond+1))
+		g.Expect(names).To(Equal(namesBurst))
 		g.Expect(statesOf(c)).To(Equal([]State{StateForbidden}))
+		g.Expect(changes.Load()).To(BeEquivalentTo(1))
+	})
+}
+
+// Reads begin so many informers of single names, which end when nothing reads them.
+func TestNamedScopesAreBounded(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		g := NewWithT(t)
+		a := newAPIServer(t)
+		a.allow(func(_, name string) bool { return name != "" })
+		c := a.newCache(t, func(o *Options) { o.AccessReviewInterval = time.Hour })
+		read := func(n int) error { return get(t, c, fmt.Sprint("name-", n)) }
+		for n := range maxNamedScopes {
+			g.Expect(read(n)).To(Satisfy(apierrors.IsNotFound))
+		}
+		time.Sleep(time.Second) // more names may be asked for
+		g.Expect(read(maxNamedScopes)).To(Satisfy(apierrors.IsForbidden))
+		g.Expect(read(0)).To(Satisfy(apierrors.IsNotFound))
+		g.Expect(c.States()).To(HaveLen(maxNamedScopes + 1))
+		time.Sleep(2 * namedIdleTimeout)
+		synctest.Wait()
+		g.Expect(statesOf(c)).To(Equal([]State{StateForbidden}))
+		g.Expect(read(maxNamedScopes)).To(Satisfy(apierrors.IsNotFound))
+	})
+}
+
+// While the API server does not answer whether a name is permitted, a read is Forbidden as before.
+func TestNamesWithoutReviews(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		g := NewWithT(t)
+		a := newAPIServer(t)
+		a.allow(func(string, string) bool { return false })
+		c := a.newCache(t, func(o *Options) { o.AccessReviewInterval = time.Hour })
+		g.Expect(get(t, c, "a")).To(Satisfy(apierrors.IsForbidden))
+		a.answers(func(w http.ResponseWriter, req *http.Request) bool {
+			if isReview(req) {
+				refuse(w, http.StatusInternalServerError, metav1.StatusReasonInternalError)
+				return true
+			}
+			return false
+		})
+		g.Expect(get(t, c, "b")).To(Satisfy(apierrors.IsForbidden))
+		a.allow(func(_, name string) bool { return name == "b" })
+		g.Expect(get(t, c, "b")).To(Satisfy(apierrors.IsNotFound), "no answer is not remembered")
+	})
+}
+
+// A watch whose selector the API server refuses does not keep a List with that selector from the
+// informer of the namespace.
+func TestListBesideAFailingWatch(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		g := NewWithT(t)
+		a := newAPIServer(t)
+		a.answers(func(w http.ResponseWriter, req *http.Request) bool {
+			if strings.Contains(req.URL.Query().Get("fieldSelector"), "spec.x") {
+				refuse(w, http.StatusBadRequest, metav1.StatusReasonBadRequest)
+				return true
+			}
+			return false
+		})
+		c := a.newCache(t)
+		g.Expect(c.IndexField(t.Context(), configMap(), "spec.x", func(client.Object) []string { return []string{"y"} })).
+			To(Succeed())
+		selector := fields.OneTermEqualSelector("spec.x", "y")
+		handle, err := c.Hold(t.Context(), configMap(), Scope{Namespace: "n", FieldSelector: selector}, HoldOptions{})
+		g.Expect(err).NotTo(HaveOccurred())
+		defer handle.Release()
+		time.Sleep(10 * time.Second)
+		g.Expect(handle.State().State).To(Equal(StateFailing))
+		g.Expect(namesOf(t, c, client.InNamespace("n"), client.MatchingFieldsSelector{Selector: selector})).
+			To(Equal([]string{"a"}))
 	})
 }
 
@@ -275,17 +356,27 @@ func TestScopesOfConfiguredNamespaces(t *testing.T) {
 		c := a.newCacheOf(t, cache.Options{DefaultNamespaces: map[string]cache.Config{
 			"n": {LabelSelector: labels.SelectorFromSet(labels.Set{"l": "1"})},
 		}})
-		for _, scope := range []Scope{{FieldSelector: named("a")}, {Namespace: "n", FieldSelector: named("b")}} {
+		for _, scope := range []Scope{
+			{FieldSelector: named("a")},
+			{Namespace: "m", FieldSelector: named("b")},
+			{Namespace: "n", FieldSelector: named("b")},
+		} {
 			handle, err := c.Hold(t.Context(), configMap(), scope, HoldOptions{})
 			g.Expect(err).NotTo(HaveOccurred())
 			defer handle.Release()
+			if scope.Namespace != "n" { // before any scope may answer
+				again, err := c.Hold(t.Context(), configMap(), Scope{FieldSelector: named("other")}, HoldOptions{})
+				g.Expect(err).NotTo(HaveOccurred())
+				again.Release()
+			}
 		}
 		synctest.Wait()
 		g.Expect(get(t, c, "b")).To(Satisfy(apierrors.IsNotFound))
-		g.Expect(lists()).To(HaveLen(2))
+		g.Expect(lists()).NotTo(ContainElement(inN + " l=1 metadata.namespace=n"))
 		g.Expect(get(t, c, "a")).To(Succeed())
-		g.Expect(lists()).To(ConsistOf(everywhere+"  metadata.name=a", inN+" l=1 metadata.namespace=n,metadata.name=b",
-			inN+" l=1 metadata.namespace=n"))
+		g.Expect(lists()).To(ContainElement(inN + " l=1 metadata.namespace=n"))
+		g.Expect(c.Get(t.Context(), client.ObjectKey{Namespace: "m", Name: "b"}, configMap())).
+			To(MatchError(ContainSubstring("do not name the namespace")))
 	})
 }
 
@@ -338,5 +429,77 @@ func TestReadsInTraces(t *testing.T) {
 		}
 		read := tracing.CachedRead + " namespace n"
 		g.Expect(scopes).To(Equal([]string{read + ", fields metadata.name=a", read, read, read}))
+	})
+}
+
+// The scope of a watch that is Forbidden ends with its holder, too.
+func TestReleaseOfAForbiddenScope(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		g := NewWithT(t)
+		a := newAPIServer(t)
+		a.deny(true)
+		c := a.newCache(t)
+		handle, err := c.Hold(t.Context(), configMap(), Scope{Namespace: "n", FieldSelector: named("a")}, HoldOptions{})
+		g.Expect(err).NotTo(HaveOccurred())
+		synctest.Wait()
+		g.Expect(get(t, c, "a")).To(Satisfy(apierrors.IsForbidden))
+		handle.Release()
+		synctest.Wait()
+		g.Expect(c.States()).To(ConsistOf(HaveField("Scope", Scope{Namespace: "n"})))
+		kind, err := c.(*scopedCache).env.kinds.kindOf(configMap())
+		g.Expect(err).NotTo(HaveOccurred())
+		g.Expect(kind.selected).To(BeEmpty())
+	})
+}
+
+// A read that waits for the scope of a watch goes on with another one when the watch ends.
+func TestReleaseDuringARead(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		g := NewWithT(t)
+		a := newAPIServer(t)
+		a.answers(func(_ http.ResponseWriter, req *http.Request) bool {
+			if strings.Contains(req.URL.Query().Get("fieldSelector"), "metadata.name=") {
+				<-req.Context().Done()
+			}
+			return false
+		})
+		c := a.newCache(t)
+		handle, err := c.Hold(t.Context(), configMap(), Scope{Namespace: "n", FieldSelector: named("a")}, HoldOptions{})
+		g.Expect(err).NotTo(HaveOccurred())
+		result := make(chan error, 1)
+		go func() { result <- get(t, c, "a") }()
+		synctest.Wait()
+		g.Expect(result).NotTo(Receive())
+		handle.Release()
+		g.Expect(<-result).NotTo(HaveOccurred())
+	})
+}
+
+// A List by name has that object only, from whatever informer.
+func TestListByName(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		g := NewWithT(t)
+		c := newAPIServer(t).newCache(t, func(o *Options) { o.PerNamespace = false })
+		g.Expect(c.IndexField(t.Context(), configMap(), "indexed", func(client.Object) []string { return []string{"yes"} })).
+			To(Succeed())
+		g.Expect(list(t.Context(), c, "")).To(Succeed())
+		for _, tc := range []struct {
+			fields client.MatchingFields
+			want   []string
+		}{
+			{client.MatchingFields{"metadata.name": "a"}, []string{"a"}},
+			{client.MatchingFields{"metadata.name": "b"}, nil},
+			{client.MatchingFields{"metadata.namespace": "n"}, []string{"a"}},
+			{client.MatchingFields{"metadata.namespace": "m"}, nil},
+			{client.MatchingFields{"indexed": "yes", "metadata.name": "a"}, []string{"a"}},
+			{client.MatchingFields{"indexed": "yes", "metadata.name": "b"}, nil},
+			{client.MatchingFields{"indexed": "no", "metadata.name": "a"}, nil},
+		} {
+			for _, namespace := range []string{"", "n"} {
+				g.Expect(namesOf(t, c, client.InNamespace(namespace), tc.fields)).To(Equal(tc.want), "%v", tc.fields)
+			}
+		}
+		_, err := namesOf(t, c, client.MatchingFields{"unknown": "yes", "metadata.name": "a"})
+		g.Expect(err).To(HaveOccurred())
 	})
 }

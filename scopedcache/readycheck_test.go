@@ -31,6 +31,7 @@ func TestReadyCheck(t *testing.T) {
 		"nothing read yet": {nil, ""},
 		"synced":           {[]ScopeState{{GVK: secrets, State: StateSynced}}, ""},
 		"another kind":     {[]ScopeState{{GVK: corev1.SchemeGroupVersion.WithKind("Pod"), State: StateForbidden}}, ""},
+		"live":             {[]ScopeState{{GVK: secrets, State: StateLive, LastError: denied}}, ""},
 		"first list":       {[]ScopeState{{GVK: secrets, State: StateSyncing}}, "waiting for the first list of Secret"},
 		"forbidden": {[]ScopeState{{GVK: secrets, State: StateForbidden, LastError: denied}},
 			"grant this program list and watch"},

@@ -24,7 +24,7 @@ type requirements struct {
 	name      string // empty for all
 	labels    []string
 	fields    []string // without those of namespace and name
-	contrary  bool     // two names, or two namespaces
+	contrary  bool     // two names or two namespaces, or an empty one: selects nothing
 }
 
 // ofObject returns the requirements of a Get.
@@ -51,10 +51,10 @@ func requirementsOf(scope Scope) requirements {
 		case !isEqual(r.Operator):
 			result.fields = append(result.fields, fieldTerm(r))
 		case r.Field == nameField:
-			result.contrary = result.contrary || result.name != "" && result.name != r.Value
+			result.contrary = result.contrary || r.Value == "" || result.name != "" && result.name != r.Value
 			result.name = r.Value
 		case r.Field == namespaceField:
-			result.contrary = result.contrary || result.namespace != "" && result.namespace != r.Value
+			result.contrary = result.contrary || r.Value == "" || result.namespace != "" && result.namespace != r.Value
 			result.namespace = r.Value
 		default:
 			result.fields = append(result.fields, fieldTerm(r))

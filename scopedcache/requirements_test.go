@@ -33,6 +33,10 @@ func TestAnswer(t *testing.T) {
 		{Scope{Namespace: "n", FieldSelector: field("metadata.namespace=m")}, get, false},
 		{Scope{Namespace: "n", FieldSelector: field("metadata.name=x,metadata.name=y")}, get, false},
 		{Scope{Namespace: "n", FieldSelector: named("y")}, get, false},
+		{Scope{Namespace: "n", FieldSelector: named("")}, get, false}, // selects nothing
+		{Scope{Namespace: "n", FieldSelector: field("metadata.name=,metadata.name=x")}, get, false},
+		{Scope{FieldSelector: field("metadata.namespace=")}, get, false},
+		{Scope{Namespace: "n", FieldSelector: named("x")}, list("n", nil, named("")), false},
 		{Scope{Namespace: "n", FieldSelector: field("metadata.name!=y")}, get, false},
 		{Scope{Namespace: "n", FieldSelector: field("type=t")}, get, false},
 		{Scope{Namespace: "n", LabelSelector: label("a=1")}, get, false}, // its NotFound proves nothing

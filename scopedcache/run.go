@@ -84,7 +84,7 @@ func (r *run) stepAll(events []monitor.Event) {
 func (r *run) begin() {
 	r.begun = true
 	r.timer = time.AfterFunc(time.Hour, r.entry.mail.markTick)
-	if timeout := r.entry.env.options.IdleTimeout; timeout > 0 {
+	if timeout := r.entry.idleTimeout(); timeout > 0 {
 		r.idleness = time.AfterFunc(timeout, r.entry.mail.checkIdle)
 	}
 	r.do(r.machine.Start(time.Now(), rand.Float64()))
@@ -163,9 +163,7 @@ func (r *run) do(effects []monitor.Effect) {
 		case monitor.StopInformer:
 			r.stopInformer()
 		case monitor.SetState:
-			if r.entry.setState(e); State(e.State) == StateForbidden && r.entry.named != nil {
-				r.entry.entries.dropDenied(r.entry)
-			}
+			r.entry.setState(e)
 		}
 	}
 }
@@ -221,6 +219,6 @@ func (r *run) stopInformer() {
 // stopIfIdle ends the scope if no read used it since the last call, and nothing else needs it.
 func (r *run) stopIfIdle() {
 	if r.entry.recent.Swap(false) || !r.entry.entries.dropIfIdle(r.entry) {
-		r.idleness.Reset(r.entry.env.options.IdleTimeout)
+		r.idleness.Reset(r.entry.idleTimeout())
 	}
 }

@@ -241,3 +241,41 @@ func TestHiddenEndsOfWatches(t *testing.T) {
 		g.Expect(shown.Error()).NotTo(ContainSubstring(words))
 	}
 }
+
+// A holder may release its handle when it hears of a state, also that of the next holder. Then it
+// hears no more, and the scope ends with the last one.
+func TestReleaseInOnStateChange(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		g := NewWithT(t)
+		a := newAPIServer(t)
+		a.deny(true)
+		held := make(chan struct{})
+		a.answers(func(_ http.ResponseWriter, req *http.Request) bool {
+			if isReview(req) {
+				<-held
+			}
+			return false
+		})
+		c := a.newCache(t)
+		var calls [3]atomic.Int64
+		handles := make([]*Handle, len(calls))
+		for n := range handles {
+			var err error
+			handles[n], err = c.Hold(t.Context(), configMap(), Scope{Namespace: "n"}, HoldOptions{
+				OnStateChange: func(ScopeState) {
+					calls[n].Add(1)
+					handles[n].Release()
+					handles[1].Release()
+				},
+			})
+			g.Expect(err).NotTo(HaveOccurred())
+		}
+		close(held)
+		synctest.Wait()
+		g.Expect(calls[0].Load()).To(BeEquivalentTo(1))
+		g.Expect(calls[1].Load()).To(BeZero(), "released by the first")
+		g.Expect(calls[2].Load()).To(BeEquivalentTo(1))
+		g.Expect(c.States()).To(BeEmpty())
+		g.Expect(handles[0].IsStopped()).To(BeTrue())
+	})
+}

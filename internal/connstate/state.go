@@ -72,8 +72,8 @@ const (
 	// the connection, usually changes soon.
 	ReasonStale Reason = "Stale"
 	// ReasonIdentityMismatch means: the API server accepts the credential, but as another identity.
-	// Or the extension now refers to another identity, or another credential, than its connection
-	// used.
+	// Or the extension now refers to another identity, another credential, or another version of its
+	// cache options than its connection used.
 	ReasonIdentityMismatch Reason = "IdentityMismatch"
 	// ReasonNotLeading means: this replica does not hold the lease that its requests need. Another
 	// replica may serve the extension. Handles from before end when the lease does.

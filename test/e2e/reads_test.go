@@ -172,13 +172,13 @@ func TestCacheOptionsPerExtension(t *testing.T) {
 			},
 		},
 	})
-	names := func(reader client.Reader) (names []string) {
+	names := func(reader client.Reader) (names []string, err error) {
 		list := &corev1.ConfigMapList{}
-		g.Expect(reader.List(ctx, list, client.InNamespace(ns))).To(Succeed())
+		err = reader.List(ctx, list, client.InNamespace(ns))
 		for _, item := range list.Items {
 			names = append(names, item.Name)
 		}
-		return names
+		return names, err
 	}
 	watched := map[string]*fakeController{}
 	for _, name := range []string{"red", "blue"} {
@@ -188,7 +188,8 @@ func TestCacheOptionsPerExtension(t *testing.T) {
 			To(Succeed())
 		reader, err := o.GetClient(ctx, key(name))
 		g.Expect(err).NotTo(HaveOccurred())
-		g.Eventually(func() []string { return names(reader) }).WithTimeout(patience).Should(Equal([]string{"of-" + name}))
+		g.Eventually(func() ([]string, error) { return names(reader) }).WithTimeout(patience).
+			Should(Equal([]string{"of-" + name}))
 		g.Expect(reader.Get(ctx, client.ObjectKey{Namespace: ns, Name: "of-green"}, &corev1.ConfigMap{})).
 			To(Satisfy(apierrors.IsNotFound))
 		g.Eventually(watched[name].seen).WithTimeout(patience).Should(Equal([]string{"create of-" + name}))
@@ -206,7 +207,8 @@ func TestCacheOptionsPerExtension(t *testing.T) {
 		reader, err = o.For(ctx, changed).GetClient(ctx)
 		return err
 	}).WithTimeout(patience).Should(Succeed())
-	g.Expect(names(reader)).To(Equal([]string{"of-green"}))
+	g.Eventually(func() ([]string, error) { return names(reader) }).WithTimeout(patience).
+		Should(Equal([]string{"of-green"}))
 	_, err := o.For(ctx, red).GetClient(ctx)
 	g.Expect(err).To(MatchError(And(ContainSubstring("owner=red"), ContainSubstring("owner=green"))))
 	g.Eventually(watched["red"].seen).WithTimeout(patience).

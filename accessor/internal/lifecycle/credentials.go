@@ -65,7 +65,8 @@ func (s *step) dropAndBackOff(reason connstate.Reason, cause error) {
 	}
 }
 
-var errOtherIdentity = errors.New("the extension refers to another identity, API server or certificate authority now")
+var errOtherIdentity = errors.New(
+	"the extension refers to another identity, API server, certificate authority or cache options now")
 
 // adopt begins anew with another target or identity. It reports whether there is something to
 // connect with.
