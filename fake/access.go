@@ -1,30 +1,48 @@
 package fake
 
 import (
+	"slices"
 	"sync"
 
 	"github.com/pkg/errors"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 )
 
-// Forbid takes from an extension's identity the permission to list and watch the kind in the
+// Forbid takes from an extension's identity the permission to get, list and watch the kind in the
 // namespace, or in all namespaces if namespace is empty. Cached and uncached reads of the kind
 // there return Forbidden, and so do lists over all namespaces. Watches of the kind end, OnError
 // receives StateForbidden, and the sources receive an event. An unknown extension becomes known.
 // Writes are not affected.
 func (f *Cache) Forbid(key client.ObjectKey, gvk schema.GroupVersionKind, namespace string) {
-	f.setAccess(key, place{gvk.GroupKind(), namespace}, true)
+	f.setAccess(key, place{gvk.GroupKind(), namespace}, &restriction{})
 }
 
-// Allow gives back what the same call of Forbid took. Watches of the kind begin again, as after a
-// reconnect: OnError receives StateSynced, and the sources receive an event.
+// ForbidExcept is Forbid, but the identity may still get, list and watch objects of these names, as
+// with a Role that has resourceNames. Get of such an object, List with the field metadata.name and
+// watches with that field selector work.
+func (f *Cache) ForbidExcept(key client.ObjectKey, gvk schema.GroupVersionKind, namespace string, names ...string) {
+	f.setAccess(key, place{gvk.GroupKind(), namespace}, &restriction{names: names})
+}
+
+// ForbidListAndWatch is Forbid, but the identity may still get objects. Cached Gets then work as
+// with Options.Client.Cache.LiveGet. Without that option, a real ClusterCache forbids them: use
+// Forbid.
+func (f *Cache) ForbidListAndWatch(key client.ObjectKey, gvk schema.GroupVersionKind, namespace string) {
+	f.setAccess(key, place{gvk.GroupKind(), namespace}, &restriction{get: true})
+}
+
+// Allow gives back what Forbid, ForbidExcept or ForbidListAndWatch took of the kind in the
+// namespace. Watches of the kind begin again, as after a reconnect: OnError receives StateSynced,
+// and the sources receive an event.
 func (f *Cache) Allow(key client.ObjectKey, gvk schema.GroupVersionKind, namespace string) {
-	f.setAccess(key, place{gvk.GroupKind(), namespace}, false)
+	f.setAccess(key, place{gvk.GroupKind(), namespace}, nil)
 }
 
-func (f *extensions) setAccess(key client.ObjectKey, where place, forbidden bool) {
+func (f *extensions) setAccess(key client.ObjectKey, where place, forbidden *restriction) {
 	f.mu.Lock()
 	e := f.getOrAddLocked(key)
 	changed, conn, object := e.access.set(where, forbidden), e.conn, e.object
@@ -45,34 +63,47 @@ type place struct {
 	namespace string
 }
 
+// restriction is what Forbid leaves in a place.
+type restriction struct {
+	names []string // of the objects that may be read
+	get   bool     // get, of all objects
+}
+
 // access records what Forbid took from an extension's identity. Its methods may be called from any
 // goroutine.
 type access struct {
 	mu        sync.Mutex
-	forbidden map[place]bool // guarded by mu
+	forbidden map[place]restriction // guarded by mu
 }
 
-// set reports whether anything changed.
-func (a *access) set(where place, forbidden bool) bool {
+// set records what is forbidden in a place, nil for nothing. set reports whether anything changed.
+func (a *access) set(where place, forbidden *restriction) bool {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	if a.forbidden[where] == forbidden {
+	before, known := a.forbidden[where]
+	if forbidden == nil {
+		delete(a.forbidden, where)
+		return known
+	}
+	if known && before.get == forbidden.get && slices.Equal(before.names, forbidden.names) {
 		return false
 	}
 	if a.forbidden == nil {
-		a.forbidden = map[place]bool{}
+		a.forbidden = map[place]restriction{}
 	}
-	a.forbidden[where] = forbidden
+	a.forbidden[where] = *forbidden
 	return true
 }
 
-// permits reports whether the identity may read the kind in the namespace. All namespaces need
-// each.
-func (a *access) permits(kind schema.GroupKind, namespace string) bool {
+// permits reports whether the identity may use a verb on the kind in the namespace. name is that of
+// the only object, empty for all objects. All namespaces need each.
+func (a *access) permits(kind schema.GroupKind, namespace, name, verb string) bool {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	for where, forbidden := range a.forbidden {
-		if forbidden && where.kind == kind && (where.namespace == "" || namespace == "" || where.namespace == namespace) {
+	for where, left := range a.forbidden {
+		here := where.kind == kind && (where.namespace == "" || namespace == "" || where.namespace == namespace)
+		mayGet := left.get && verb == "get"
+		if here && !mayGet && !slices.Contains(left.names, name) {
 			return false
 		}
 	}
@@ -81,10 +112,19 @@ func (a *access) permits(kind schema.GroupKind, namespace string) bool {
 
 // checkAccess returns the error of a read that Forbid forbids, nil for others.
 func (c *connection) checkAccess(gvk schema.GroupVersionKind, namespace, name, verb string) error {
-	if c.access.permits(gvk.GroupKind(), namespace) {
+	if c.access.permits(gvk.GroupKind(), namespace, name, verb) {
 		return nil
 	}
 	return c.forbidden(gvk, namespace, name, verb)
+}
+
+// nameIn returns the name that a selector requires, empty if there is none.
+func nameIn(selector fields.Selector) string {
+	if selector == nil {
+		return ""
+	}
+	name, _ := selector.RequiresExactMatch(metav1.ObjectNameField)
+	return name
 }
 
 // forbidden returns the error of a read that Forbid forbids.

@@ -2,8 +2,11 @@ package fake
 
 import (
 	"context"
+	"slices"
 	"strings"
 
+	"github.com/pkg/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
 	"k8s.io/apimachinery/pkg/runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 )
@@ -35,15 +38,37 @@ func (b *boundClient) List(ctx context.Context, list client.ObjectList, opts ...
 	if err := b.conn.Err(); err != nil {
 		return err
 	}
+	options := client.ListOptions{}
+	options.ApplyOptions(opts)
+	name := nameIn(options.FieldSelector)
 	if gvk, err := b.GroupVersionKindFor(list); err == nil {
-		options := client.ListOptions{}
-		options.ApplyOptions(opts)
 		gvk.Kind = strings.TrimSuffix(gvk.Kind, "List")
-		if err := b.conn.checkAccess(gvk, options.Namespace, "", "list"); err != nil {
+		if err := b.conn.checkAccess(gvk, options.Namespace, name, "list"); err != nil {
 			return err
 		}
 	}
-	return b.Client.List(ctx, list, opts...)
+	if name == "" || len(options.FieldSelector.Requirements()) > 1 {
+		return b.Client.List(ctx, list, opts...)
+	}
+	// controller-runtime's fake client takes only the fields that it has an index of.
+	options.FieldSelector = nil
+	if err := b.Client.List(ctx, list, &options); err != nil {
+		return err
+	}
+	return keepName(list, name)
+}
+
+// keepName removes the objects of other names from a list.
+func keepName(list client.ObjectList, name string) error {
+	items, err := meta.ExtractList(list)
+	if err != nil {
+		return errors.WithStack(err)
+	}
+	items = slices.DeleteFunc(items, func(item runtime.Object) bool {
+		accessor, err := meta.Accessor(item)
+		return err != nil || accessor.GetName() != name
+	})
+	return errors.WithStack(meta.SetList(list, items))
 }
 
 func (b *boundClient) Apply(ctx context.Context, obj runtime.ApplyConfiguration, opts ...client.ApplyOption) error {

@@ -71,7 +71,7 @@ func (f *fakeCache) GetInformer(ctx context.Context, object client.Object,
 	running := informer.current()
 	if running == nil { // Forbid forbids the kind; its watches begin again, but this informer does not
 		informer.Release()
-		return nil, f.conn.checkAccess(informer.gvk, informer.namespace, "", "list")
+		return nil, f.conn.checkAccess(informer.gvk, informer.namespace, informer.name, "list")
 	}
 	select {
 	case <-running.HasSyncedChecker().Done():

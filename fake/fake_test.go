@@ -49,6 +49,14 @@ func (w *world) Cache() clustercache.ClusterCache  { return w.cache }
 func (w *world) Namespace() string                 { return "content" }
 func (w *world) Content() client.Client            { return w.content }
 func (w *world) Connect(_ *testing.T, name string) { w.cache.Connect(key(name), w.content) }
+func (w *world) Restrict(_ *testing.T, name string, names ...string) {
+	configMaps := corev1.SchemeGroupVersion.WithKind("ConfigMap")
+	if len(names) > 0 {
+		w.cache.ForbidExcept(key(name), configMaps, "content", names...)
+	} else {
+		w.cache.ForbidListAndWatch(key(name), configMaps, "content")
+	}
+}
 func (w *world) Delete(_ *testing.T, name string) {
 	w.cache.Disconnect(key(name), clustercache.ReasonDeleted)
 }

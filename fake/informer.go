@@ -26,6 +26,7 @@ type informer struct {
 	example   client.Object
 	gvk       schema.GroupVersionKind
 	namespace string
+	name      string // of the only object that the scope selects; empty for all
 	observe   func(scopedcache.ScopeState)
 	create    func() toolscache.SharedIndexInformer
 
@@ -40,7 +41,7 @@ type informer struct {
 // applyAccess starts the informer, or stops it if Forbid forbids its scope.
 func (i *informer) applyAccess() {
 	i.mu.Lock()
-	permitted := i.conn.access.permits(i.gvk.GroupKind(), i.namespace)
+	permitted := i.conn.access.permits(i.gvk.GroupKind(), i.namespace, i.name, "watch")
 	switch {
 	case i.released || i.conn.Err() != nil:
 		permitted = true // nothing to report
@@ -187,7 +188,14 @@ func (c *connection) newInformer(object client.Object, scope scopedcache.Scope,
 	if observe == nil {
 		observe = func(scopedcache.ScopeState) {}
 	}
-	i := &informer{conn: c, example: object, gvk: gvk, namespace: scope.Namespace, observe: observe}
+	i := &informer{
+		conn:      c,
+		example:   object,
+		gvk:       gvk,
+		namespace: scope.Namespace,
+		name:      nameIn(scope.FieldSelector),
+		observe:   observe,
+	}
 	i.create = func() toolscache.SharedIndexInformer {
 		lw := &listerWatcher{
 			client: c.testClient,

@@ -64,9 +64,32 @@ func (w *world) Delete(t *testing.T, name string) {
 	NewWithT(t).Expect(admin.Delete(t.Context(), extension(w.namespace, name))).To(Succeed())
 }
 
+func (w *world) Restrict(t *testing.T, name string, names ...string) {
+	t.Helper()
+	g := NewWithT(t)
+	role := &rbacv1.Role{}
+	g.Expect(admin.Get(t.Context(), client.ObjectKey{Namespace: w.namespace, Name: name}, role)).To(Succeed())
+	rule := rbacv1.PolicyRule{
+		APIGroups:     []string{""},
+		Resources:     []string{"configmaps"},
+		ResourceNames: names,
+		Verbs:         []string{"get"},
+	}
+	if len(names) > 0 {
+		rule.Verbs = []string{"get", "list", "watch"}
+	}
+	role.Rules = []rbacv1.PolicyRule{rule}
+	g.Expect(admin.Update(t.Context(), role)).To(Succeed())
+}
+
 // TestContract runs the contract with a real API server. The fake fulfills the same contract.
 func TestContract(t *testing.T) {
-	contract.Test(t, func(t *testing.T) contract.World { return newWorld(t, clustercache.Options{}) })
+	contract.Test(t, func(t *testing.T) contract.World {
+		return newWorld(t, clustercache.Options{
+			Client: clustercache.ClientOptions{Cache: clustercache.ClientCacheOptions{LiveGet: true}},
+			Cache:  clustercache.CacheOptions{AccessReviewInterval: 500 * time.Millisecond},
+		})
+	})
 }
 
 // failing is a world behind a proxy. The proxy can cut the connections.

@@ -44,6 +44,9 @@ type World interface {
 	Disconnect(t *testing.T, name string)
 	// Delete deletes the extension.
 	Delete(t *testing.T, name string)
+	// Restrict leaves the extension's identity, of all permissions on ConfigMaps in Namespace, those
+	// to get, list and watch objects of these names or, without names, get alone.
+	Restrict(t *testing.T, name string, names ...string)
 }
 
 // Failing is a World in which probes can fail for a long time without a disconnect.
@@ -64,6 +67,7 @@ func Test(t *testing.T, newWorld func(t *testing.T) World) {
 		"WatchDependents":       watchDependents,
 		"UnwatchInsideAHandler": unwatchInsideAHandler, "WatchContent": watchContent, "States": states,
 		"SubscribeStates": subscribeStates,
+		"Permissions":     permissions,
 		"Bound":           boundToObject, "Source": extensionSource, "TypedSource": typedSource,
 	} {
 		t.Run(name, func(t *testing.T) { test(t, newWorld(t)) })

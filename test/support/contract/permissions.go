@@ -1,0 +1,80 @@
+package contract
+
+import (
+	"context"
+	"fmt"
+	"testing"
+
+	. "github.com/onsi/gomega"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/fields"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/latchkey-dev/latchkey/clustercache"
+)
+
+// permissions tests that reads and watches fit what is permitted: names, and get alone.
+func permissions(t *testing.T, w World) {
+	g := NewWithT(t)
+	connect(t, w, "red")
+	names := []string{"permitted-a", "permitted-b"}
+	for _, name := range names {
+		object := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: w.Namespace(), Name: name}}
+		g.Expect(w.Content().Create(t.Context(), object)).To(Succeed())
+		t.Cleanup(func() { _ = w.Content().Delete(context.Background(), object) })
+	}
+	reader, err := w.Cache().GetClient(t.Context(), key("red"))
+	g.Expect(err).NotTo(HaveOccurred())
+	inside := client.InNamespace(w.Namespace())
+	// works returns which of the reads work: Get of both, List of all, and List by each name.
+	works := func() string {
+		get := func(name string) bool {
+			object := &corev1.ConfigMap{}
+			return permitted(t, reader.Get(t.Context(), client.ObjectKey{Namespace: w.Namespace(), Name: name}, object))
+		}
+		list := func(opts ...client.ListOption) bool {
+			list := &corev1.ConfigMapList{}
+			err := reader.List(t.Context(), list, append(opts, inside)...)
+			return permitted(t, err) && len(list.Items) > 0
+		}
+		byName := func(name string) bool {
+			return list(client.MatchingFieldsSelector{Selector: fields.OneTermEqualSelector("metadata.name", name)})
+		}
+		return fmt.Sprint(get(names[0]), get(names[1]), list(), byName(names[0]), byName(names[1]))
+	}
+	eventually := func(expected string) {
+		t.Helper()
+		g.Eventually(works).WithTimeout(patience).Should(Equal(expected))
+	}
+	eventually("true true true true true")
+
+	w.Restrict(t, "red", names[0])
+	eventually("true false false true false")
+	c := newController()
+	g.Expect(w.Cache().Watch(t.Context(), key("red"), clustercache.NewWatcher(clustercache.WatcherOptions{
+		Name:         "permitted",
+		Kind:         &corev1.ConfigMap{},
+		Watcher:      c,
+		EventHandler: c,
+		Scope: clustercache.Scope{
+			Namespace:     w.Namespace(),
+			FieldSelector: fields.OneTermEqualSelector("metadata.name", names[0]),
+		},
+	}))).To(Succeed())
+	g.Eventually(c.heard).WithTimeout(patience).Should(Equal([]string{"create " + names[0]}))
+	w.Cache().Unwatch(t.Context(), key("red"), "permitted")
+
+	w.Restrict(t, "red")
+	eventually("true true false false false")
+}
+
+// permitted reports whether a read succeeded. Another error than Forbidden ends the test.
+func permitted(t *testing.T, err error) bool {
+	t.Helper()
+	if !apierrors.IsForbidden(err) {
+		NewWithT(t).Expect(err).NotTo(HaveOccurred())
+	}
+	return err == nil
+}
