@@ -69,8 +69,9 @@ func (e *env) reportSize(scenario, suffix string) error {
 	}
 	var stats runtime.MemStats
 	runtime.ReadMemStats(&stats)
-	for name, value := range map[string]float64{"rss_mib": rss, "peak_rss_mib": peak, "goroutines": float64(runtime.NumGoroutine()),
-		"heap_mib": float64(stats.HeapInuse) / (1 << 20), "stacks_mib": float64(stats.StackInuse) / (1 << 20),
+	for name, value := range map[string]float64{"rss_mib": rss, "peak_rss_mib": peak,
+		"goroutines": float64(runtime.NumGoroutine()),
+		"heap_mib":   float64(stats.HeapInuse) / (1 << 20), "stacks_mib": float64(stats.StackInuse) / (1 << 20),
 		"kept_mib": float64(stats.HeapIdle-stats.HeapReleased) / (1 << 20)} {
 		e.values.set(scenario, name+suffix, value)
 	}
