@@ -155,13 +155,21 @@ func fleet() []panel {
 		{
 			kind:    "timeseries",
 			title:   "Objects and watches",
-			width:   8,
+			width:   4,
 			queries: append(sum("latchkey_objects", ""), sum("latchkey_watches", "")...),
+		},
+		{
+			kind:        "timeseries",
+			title:       "Gets that went to the API server, per second",
+			width:       6,
+			description: "Cached Gets of identities that may get, but not list and watch. Only with LiveGet.",
+			queries: []query{{`sum by (cache) (rate(latchkey_live_gets_total{` + selector + `}[$__rate_interval]))`,
+				"{{cache}}"}},
 		},
 		{
 			kind:  "timeseries",
 			title: "Panics of the host operator's functions",
-			width: 8,
+			width: 6,
 			queries: []query{{`sum by (cache) (increase(latchkey_handler_panics_total{` + selector + `}[$__rate_interval]))`,
 				"{{cache}}"}},
 		},
