@@ -10,6 +10,7 @@ import (
 
 	"github.com/pkg/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/client-go/rest"
 	toolscache "k8s.io/client-go/tools/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -108,6 +109,12 @@ func (c *connection) Hold(_ context.Context, object client.Object, scope scopedc
 		return notServed{}, nil
 	}
 	return created, err
+}
+
+// IsClusterScoped implements watches.Connection.
+func (c *connection) IsClusterScoped(_ context.Context, kind schema.GroupVersionKind) bool {
+	mapping, err := c.testClient.RESTMapper().RESTMapping(kind.GroupKind(), kind.Version)
+	return err == nil && mapping.Scope.Name() == meta.RESTScopeNameRoot
 }
 
 // notServed is the informer of a kind that is not served. The kind stays not served, because the

@@ -5,6 +5,7 @@ import (
 	"unique"
 
 	"github.com/pkg/errors"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
 )
 
@@ -49,6 +50,47 @@ func planFor(content bool, parts map[unique.Handle[part]]*watch, wanted Spec) (p
 		}
 	}
 	return plan, nil
+}
+
+// mergeClusterScoped returns the wanted parts, where a cluster-scoped kind has one part, without a
+// namespace: manifests often give such objects one, and each namespace would have an informer that
+// delivers all objects. isClusterScoped is called only for kinds in several namespaces, registered
+// or wanted, because it may ask the API server.
+func mergeClusterScoped(parts []partObject, registered []unique.Handle[part],
+	isClusterScoped func(schema.GroupVersionKind) bool) []partObject {
+	scopes := map[kindInPart]map[string]bool{}
+	note := func(p unique.Handle[part]) {
+		kind := kindIn(p)
+		if scopes[kind] == nil {
+			scopes[kind] = map[string]bool{}
+		}
+		scopes[kind][p.Value().scope] = true
+	}
+	for _, p := range registered {
+		note(p)
+	}
+	for _, p := range parts {
+		note(p.part)
+	}
+	merged := make([]partObject, 0, len(parts))
+	added, asked := map[unique.Handle[part]]bool{}, map[schema.GroupVersionKind]bool{}
+	for _, p := range parts {
+		if kind := kindIn(p.part); len(scopes[kind]) > 1 && p.scope.Namespace != "" {
+			clusterScoped, known := asked[kind.gvk]
+			if !known {
+				clusterScoped = isClusterScoped(kind.gvk)
+				asked[kind.gvk] = clusterScoped
+			}
+			if clusterScoped {
+				p = p.withoutNamespace()
+			}
+		}
+		if !added[p.part] {
+			added[p.part] = true
+			merged = append(merged, p)
+		}
+	}
+	return merged
 }
 
 // addDependent returns dependents with one more, sorted and without duplicates. The argument does

@@ -1,12 +1,17 @@
 package watches
 
 import (
+	"strings"
 	"testing"
 	"unique"
 
 	. "github.com/onsi/gomega"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/latchkey-dev/latchkey/scopedcache"
 )
 
 func partNamed(name string) unique.Handle[part] {
@@ -126,5 +131,52 @@ func TestPlanFor(t *testing.T) {
 				g.Expect(parts[partNamed(kind)].dependents).To(Equal(dependents), "nothing is changed")
 			}
 		})
+	}
+}
+
+// A cluster-scoped kind in several namespaces has one part. Only kinds in several scopes are asked
+// about, each once.
+func TestMergeClusterScoped(t *testing.T) {
+	of := func(kind, namespace string) partObject {
+		object := &unstructured.Unstructured{}
+		object.SetGroupVersionKind(schema.GroupVersionKind{Version: "v1", Kind: kind})
+		p, err := partOf(object, scopedcache.Scope{Namespace: namespace}, runtime.NewScheme())
+		NewWithT(t).Expect(err).NotTo(HaveOccurred())
+		return p
+	}
+	for name, tc := range map[string]struct {
+		wanted, registered, want, asked []string // kind/namespace; kinds
+	}{
+		"one each":            {[]string{"Cluster/a", "Object/a"}, nil, []string{"Cluster/a", "Object/a"}, nil},
+		"with and without":    {[]string{"Cluster/", "Cluster/a"}, nil, []string{"Cluster/"}, []string{"Cluster"}},
+		"two":                 {[]string{"Cluster/a", "Cluster/b"}, nil, []string{"Cluster/"}, []string{"Cluster"}},
+		"of another one":      {[]string{"Cluster/a"}, []string{"Cluster/"}, []string{"Cluster/"}, []string{"Cluster"}},
+		"no cluster-scoped":   {[]string{"Object/a", "Object/b"}, nil, []string{"Object/a", "Object/b"}, []string{"Object"}},
+		"without a namespace": {[]string{"Cluster/"}, []string{"Cluster/a"}, []string{"Cluster/"}, nil},
+	} {
+		g := NewWithT(t)
+		parts := func(names []string) (parts []partObject) {
+			for _, name := range names {
+				kind, namespace, _ := strings.Cut(name, "/")
+				parts = append(parts, of(kind, namespace))
+			}
+			return parts
+		}
+		var registered []unique.Handle[part]
+		for _, p := range parts(tc.registered) {
+			registered = append(registered, p.part)
+		}
+		var asked []string
+		merged := mergeClusterScoped(parts(tc.wanted), registered, func(kind schema.GroupVersionKind) bool {
+			asked = append(asked, kind.Kind)
+			return kind.Kind == "Cluster"
+		})
+		var got []string
+		for _, p := range merged {
+			got = append(got, p.part.Value().kind.Kind+"/"+p.scope.Namespace)
+			g.Expect(p.part.Value().scope).To(Equal(p.scope.String()))
+		}
+		g.Expect(got).To(Equal(tc.want), name)
+		g.Expect(asked).To(Equal(tc.asked), name)
 	}
 }

@@ -8,6 +8,7 @@ import (
 	"unique"
 
 	"github.com/pkg/errors"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/latchkey-dev/latchkey/internal/connstate"
@@ -68,6 +69,11 @@ func (r *Registry) takeTurn(ctx context.Context, conn Connection, wanted Spec) (
 // it has none. The caller has the turn, which registerInTurn ends.
 func (r *Registry) registerInTurn(ctx context.Context, conn Connection, reg *registration, wanted Spec) error {
 	defer r.endTurn(ctx, reg)
+	if reg.content {
+		wanted.parts = mergeClusterScoped(wanted.parts, r.registered(reg), func(kind schema.GroupVersionKind) bool {
+			return conn.IsClusterScoped(ctx, kind)
+		})
+	}
 	plan, err := r.adjust(ctx, reg, wanted)
 	if err != nil {
 		return err
@@ -97,6 +103,13 @@ func (r *Registry) registerInTurn(ctx context.Context, conn Connection, reg *reg
 		return problems[0]
 	}
 	return stderrors.Join(problems...)
+}
+
+// registered returns the parts of a registration.
+func (r *Registry) registered(reg *registration) []unique.Handle[part] {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return slices.Collect(maps.Keys(reg.parts))
 }
 
 // endTurn ends the turn of a caller. A registration whose controller got no source ends: nothing

@@ -35,6 +35,9 @@ type Connection interface {
 	// scopedcache.Cache. name is the name of the watch.
 	Hold(ctx context.Context, object client.Object, scope scopedcache.Scope, name string,
 		observe func(scopedcache.ScopeState)) (Informer, error)
+	// IsClusterScoped reports whether objects of a kind have no namespace. IsClusterScoped may ask the
+	// API server. It returns false if that is not known.
+	IsClusterScoped(ctx context.Context, kind schema.GroupVersionKind) bool
 	// Life returns a context that ends with the connection.
 	Life() context.Context
 	// Err returns the reason why the connection ended, nil before that.

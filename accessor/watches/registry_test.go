@@ -114,7 +114,10 @@ func (c *connection) Go(f func()) {
 		c.running.Go(f)
 	}
 }
-func (c *connection) Epoch() int64                 { return c.epoch }
+func (c *connection) Epoch() int64 { return c.epoch }
+func (c *connection) IsClusterScoped(_ context.Context, kind schema.GroupVersionKind) bool {
+	return kind.Kind == "Namespace"
+}
 func (c *connection) Identity() connstate.Identity { return connstate.Identity{Username: "red"} }
 
 // heldInformers returns the names of the held informers.

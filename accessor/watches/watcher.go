@@ -205,6 +205,23 @@ func partOf(object client.Object, scope scopedcache.Scope, scheme *runtime.Schem
 	return partObject{part: unique.Make(key), scope: scope, object: object}, nil
 }
 
+// kindInPart is a kind in a representation.
+type kindInPart struct {
+	gvk    schema.GroupVersionKind
+	goType reflect.Type
+}
+
+func kindIn(p unique.Handle[part]) kindInPart { return kindInPart{p.Value().kind, p.Value().goType} }
+
+// withoutNamespace returns the part for all namespaces.
+func (p partObject) withoutNamespace() partObject {
+	p.scope.Namespace = ""
+	key := p.part.Value()
+	key.scope = p.scope.String()
+	p.part = unique.Make(key)
+	return p
+}
+
 // starter returns the start of a Spec.
 func starter[object client.Object, request comparable](name string, watcher controllerOf[request],
 	eventHandler handler.TypedEventHandler[object,

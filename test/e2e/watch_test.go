@@ -2,6 +2,7 @@ package e2e
 
 import (
 	"context"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -478,4 +479,53 @@ func sourceEvents(t *testing.T, o *operator, name string) <-chan struct{} {
 		queue.ShutDown()
 	})
 	return events
+}
+
+// Cluster-scoped content whose manifests carry namespaces has one informer, and each event comes
+// once, also if several dependents write the namespace in different ways.
+func TestWatchClusterScopedContent(t *testing.T) {
+	g := NewWithT(t)
+	ctx := t.Context()
+	ns := namespace(t)
+	tenant(t, ns, "owner")
+	user := "system:serviceaccount:" + ns + ":owner"
+	grantCluster(t, user, "roles", rbacv1.PolicyRule{
+		APIGroups: []string{rbacv1.GroupName},
+		Resources: []string{"clusterroles"},
+		Verbs:     []string{"list", "watch"},
+	})
+	o := startOperator(t, clustercache.Options{})
+	o.waitConnected(t, "owner")
+	c := newFakeController(t)
+	role := func(namespace string) client.Object {
+		return &rbacv1.ClusterRole{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: ns}}
+	}
+	begin := time.Now()
+	watch := func(dependent types.UID, objects ...client.Object) {
+		g.Expect(o.WatchContent(ctx, key("owner"), clustercache.NewContentWatch(clustercache.ContentWatchOptions{
+			Name:         "content",
+			Watcher:      c,
+			Objects:      objects,
+			EventHandler: c.watch("content", nil, "").EventHandler,
+			Dependent:    dependent,
+		}))).To(Succeed())
+	}
+	watch("one", role(""), role("x"), role("y"))
+	watch("two", role("z"))
+	g.Expect(o.kinds("owner")).To(Equal([]string{"ClusterRole/"}))
+	create(t, role(""))
+	g.Eventually(c.seen).WithTimeout(patience).Should(ContainElement("create " + ns))
+	g.Expect(admin.Patch(ctx, role(""), client.RawPatch(types.MergePatchType, []byte(`{"metadata":{"labels":{"a":"b"}}}`)))).
+		To(Succeed())
+	g.Eventually(c.seen).WithTimeout(patience).Should(ContainElement("update " + ns))
+	events := slices.DeleteFunc(c.seen(), func(event string) bool { return !strings.HasSuffix(event, " "+ns) })
+	g.Expect(events).To(Equal([]string{"create " + ns, "update " + ns}))
+	watches := 0
+	for _, event := range auditLog(t, begin) {
+		if event.User.Username == user && event.Verb == "watch" && event.Stage == "RequestReceived" {
+			g.Expect(event.ObjectRef.Resource).To(Equal("clusterroles"))
+			watches++
+		}
+	}
+	g.Expect(watches).To(Equal(1))
 }

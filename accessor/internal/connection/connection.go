@@ -10,6 +10,8 @@ import (
 	"time"
 
 	"github.com/pkg/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
 	utilnet "k8s.io/apimachinery/pkg/util/net"
 	"k8s.io/client-go/rest"
@@ -287,6 +289,14 @@ func (c *Connection) Hold(ctx context.Context, object client.Object, scope scope
 		return nil, err
 	}
 	return watchHandle{handle}, nil
+}
+
+// IsClusterScoped implements watches.Connection.
+func (c *Connection) IsClusterScoped(ctx context.Context, kind schema.GroupVersionKind) bool {
+	ctx, cancel := c.bind(ctx)
+	defer cancel()
+	mapping, err := c.mapper.RESTMappingWithContext(ctx, kind.GroupKind(), kind.Version)
+	return err == nil && mapping.Scope.Name() == meta.RESTScopeNameRoot
 }
 
 // watchHandle is a handle with the methods that package watches needs.
