@@ -27,8 +27,8 @@ type CacheOptions struct {
 	ByObject map[client.Object]cache.ByObject
 	// PerExtension, if not nil, returns options for the cache of one extension's connection. For
 	// example, its reads and watches of Secrets can select only those with the label owner=EXTENSION.
-	// Other connections are not affected. This is no boundary: the identity may still read the others
-	// without the cache.
+	// A Get of another Secret is NotFound then. Other connections are not affected. This is not a
+	// security boundary: the identity may still read the other Secrets without the cache.
 	//
 	// PerExtension must be a function of the object only, and must neither change nor keep it. It is
 	// called at each reconcile and by each For, from any goroutine, so it must be fast and must not
@@ -49,7 +49,8 @@ type CacheOptions struct {
 	AccessReviewInterval time.Duration
 	// IdleTimeout is how long an informer that a read has started runs without further reads. The
 	// informer ends after IdleTimeout at the earliest, and after twice IdleTimeout at the latest. 0
-	// keeps the informer as long as the connection.
+	// keeps the informer as long as the connection; if it is of a single name, for ten to twenty
+	// minutes.
 	IdleTimeout time.Duration
 	// PollWithoutWatch lists instead of watching where the identity may list but not watch. Two
 	// lists are AccessReviewInterval, and up to a minute more, apart. Without PollWithoutWatch such
@@ -75,9 +76,9 @@ type CacheOptions struct {
 
 // CacheOverrides are options for the cache of one extension's connection.
 type CacheOverrides struct {
-	// Version changes whenever ByObject changes, because functions cannot be compared. It is one
-	// line of at most 253 printable bytes, and is shown in errors and logs. Required if ByObject is
-	// not empty.
+	// Version names ByObject, because functions cannot be compared: change it whenever ByObject
+	// changes. It has at most 253 bytes and no control characters, and is shown in errors and logs.
+	// Required if ByObject is not empty.
 	Version string
 	// ByObject restricts or transforms which objects of a kind are cached, with the meaning that
 	// controller-runtime gives to cache.ByObject. What is not set in it is taken from
@@ -122,8 +123,8 @@ type ClientCacheOptions struct {
 	// DisableFor lists objects whose kinds are always read from the API server.
 	DisableFor []client.Object
 	// LiveGet makes a Get of an object that the identity may get, but not list and watch, go to the
-	// API server. Without LiveGet such a Get is Forbidden. It applies to all cached reads of the
-	// connection; see LiveGet of [scopedcache.Options].
+	// API server. Without LiveGet such a Get is Forbidden. It applies to every Get of the connection's
+	// client and cache, but not of a [scopedcache.Handle]; see LiveGet of [scopedcache.Options].
 	LiveGet bool
 }
 

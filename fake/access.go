@@ -25,7 +25,7 @@ func (f *Cache) Forbid(key client.ObjectKey, gvk schema.GroupVersionKind, namesp
 // with a Role that has resourceNames. Get of such an object, List with the field metadata.name and
 // watches with that field selector work.
 func (f *Cache) ForbidExcept(key client.ObjectKey, gvk schema.GroupVersionKind, namespace string, names ...string) {
-	f.setAccess(key, place{gvk.GroupKind(), namespace}, &restriction{names: names})
+	f.setAccess(key, place{gvk.GroupKind(), namespace}, &restriction{names: slices.Sorted(slices.Values(names))})
 }
 
 // ForbidListAndWatch is Forbid, but the identity may still get objects. Cached Gets then work as

@@ -7,7 +7,10 @@ import (
 
 	"github.com/pkg/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/selection"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 )
 
@@ -47,26 +50,58 @@ func (b *boundClient) List(ctx context.Context, list client.ObjectList, opts ...
 			return err
 		}
 	}
-	if name == "" || len(options.FieldSelector.Requirements()) > 1 {
+	// controller-runtime's fake client takes only the fields that it has an index of.
+	rest, key := splitKey(options.FieldSelector)
+	if len(key) == 0 {
 		return b.Client.List(ctx, list, opts...)
 	}
-	// controller-runtime's fake client takes only the fields that it has an index of.
-	options.FieldSelector = nil
+	options.FieldSelector = rest
 	if err := b.Client.List(ctx, list, &options); err != nil {
 		return err
 	}
-	return keepName(list, name)
+	return keep(list, key)
 }
 
-// keepName removes the objects of other names from a list.
-func keepName(list client.ObjectList, name string) error {
+// splitKey returns what a selector requires of the fields of name and namespace, and the rest of
+// the selector, nil if there is none.
+func splitKey(selector fields.Selector) (rest fields.Selector, key map[string]string) {
+	if selector == nil {
+		return nil, nil
+	}
+	var others []fields.Selector
+	for _, r := range selector.Requirements() {
+		isKey := r.Field == metav1.ObjectNameField || r.Field == "metadata.namespace"
+		switch {
+		case isKey && r.Operator != selection.NotEquals && key == nil:
+			key = map[string]string{r.Field: r.Value}
+		case isKey && r.Operator != selection.NotEquals:
+			key[r.Field] = r.Value
+		case r.Operator == selection.NotEquals:
+			others = append(others, fields.OneTermNotEqualSelector(r.Field, r.Value))
+		default:
+			others = append(others, fields.OneTermEqualSelector(r.Field, r.Value))
+		}
+	}
+	if len(others) > 0 {
+		rest = fields.AndSelectors(others...)
+	}
+	return rest, key
+}
+
+// keep removes the objects of other names and namespaces from a list.
+func keep(list client.ObjectList, key map[string]string) error {
 	items, err := meta.ExtractList(list)
 	if err != nil {
 		return errors.WithStack(err)
 	}
 	items = slices.DeleteFunc(items, func(item runtime.Object) bool {
 		accessor, err := meta.Accessor(item)
-		return err != nil || accessor.GetName() != name
+		if err != nil {
+			return true
+		}
+		name, byName := key[metav1.ObjectNameField]
+		namespace, byNamespace := key["metadata.namespace"]
+		return byName && accessor.GetName() != name || byNamespace && accessor.GetNamespace() != namespace
 	})
 	return errors.WithStack(meta.SetList(list, items))
 }

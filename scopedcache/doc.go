@@ -58,14 +58,15 @@
 // Reads wait for ReadTimeout at most. GetInformer and WaitForCacheSync wait as long as their
 // context. In a connection of latchkey, Client.Timeout bounds these two as well.
 //
-// A read is answered by an informer that provably has the answer: the one of the namespace or of
-// all namespaces without selectors, if that is Synced; else one that a [Handle] or an earlier read
-// began and of which each requirement is one of the read's. So a Get of a name uses the watch of
-// that name, and a List with labels uses the watch with these labels. An informer with labels never
-// answers a Get: that it lacks the object proves nothing. Requirements are compared as in
-// [Scope.Equal]. Only if there is none, the read starts an informer. When the informer that answers
-// is another one than before, a read may once return an earlier version than the read before it. In
-// a trace, the caller's span has an event latchkey.cached_read, which says which scope answered.
+// A read is answered by an informer that provably has the answer: the one of the namespace or, if
+// there is none, of all namespaces, without selectors, once it has synced; else one that a [Handle]
+// or an earlier read began and of which each requirement is one of the read's. So a Get of a name
+// uses the watch of that name, and a List with labels uses the watch with these labels. An informer
+// with labels never answers a Get: that it lacks the object proves nothing. Requirements are
+// compared as in [Scope.Equal]. Only if there is none, the read starts an informer. When the
+// informer that answers is another one than before, a read may once return an earlier version than
+// the read before it. In a trace, the caller's span has an event latchkey.cached_read, which says
+// which scope answered.
 //
 // The following table lists the states of a scope: what a read returns, when the cache asks the API
 // server again, and which events handlers receive. "Regularly" means every AccessReviewInterval, or
@@ -76,6 +77,8 @@
 //	Synced     the objects              regularly                     each change
 //	Forbidden  apierrors.IsForbidden    after 2 s, then regularly     nothing while Forbidden; add and
 //	                                                                  delete events when access is back
+//	Live       Get: the API server,     regularly                     the same as for Forbidden
+//	           List: IsForbidden
 //	NotServed  meta.IsNoMatchError      after 2 to 10 s, or after     the same as for Forbidden
 //	                                    1 s if a reader asks
 //	Failing    the last known objects,  after 0.5 to 10 s; 1 to 30 s  nothing while Failing; then the

@@ -88,11 +88,17 @@ func (s *entry) await(ctx context.Context, u *user) (*informer, error) {
 	}
 }
 
-// fails reports whether the scope has no informer to read from, and the next one may never sync.
+// errWaitsForTurn is why an informer has no objects yet although nothing failed.
+var errWaitsForTurn = errors.New("the list waits for its turn: see ListLimit")
+
+// failsFor is how long a scope fails before reads no longer wait for it.
+const failsFor = 5 * time.Second
+
+// fails reports whether the scope has no informer to read from, and may never have one.
 func (s *entry) fails() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s.state == StateFailing && s.current.Load() == nil
+	return s.state == StateFailing && s.current.Load() == nil && time.Since(s.since) >= failsFor
 }
 
 // idleTimeout is after how long without a read the scope ends, 0 for never. Scopes for single names
@@ -106,6 +112,9 @@ func (s *entry) idleTimeout() time.Duration {
 
 // lastErrorLocked returns why the informer does not sync, nil if unknown. The caller holds mu.
 func (s *entry) lastErrorLocked() error {
+	if s.lastError == nil && s.running != nil && s.running.waits.Load() {
+		return errWaitsForTurn
+	}
 	if s.lastError == nil && s.running != nil && s.running.streams() {
 		return monitor.ErrStreams
 	}

@@ -44,6 +44,7 @@ type informer struct {
 	watch    watch.Interface        // guarded by mu: the latest watch, nil before the first
 	listing  bool                   // guarded by mu: the latest watch streams a list that has not ended
 	turn     atomic.Pointer[func()] // ends the turn of the latest list; nil after that
+	waits    atomic.Bool            // for the turn of a list
 }
 
 // has reports whether the informer has an object with that key.
@@ -72,6 +73,8 @@ func (i *informer) note(ctx context.Context) {
 
 // takeTurn waits for the turn of a list.
 func (i *informer) takeTurn(ctx context.Context, lists *ListLimit) (release func(), err error) {
+	i.waits.Store(true)
+	defer i.waits.Store(false)
 	if release, err = lists.acquire(ctx, i.mapping.Resource); err == nil {
 		i.turn.Store(&release)
 	}

@@ -3,6 +3,7 @@ package scopedcache
 import (
 	"context"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"golang.org/x/sync/semaphore"
@@ -18,10 +19,10 @@ const (
 
 // ListLimit bounds how many lists of informers are read from one API server at a time, in
 // Options.ListLimit. So a restart with thousands of informers does not fill memory with lists. Half
-// of them at most are of one kind, and each counts for ten seconds at most, so that an API server
-// that stops in the middle of some lists does not keep the others for long. A list whose answer has
-// not begun does not count. The zero value reads 20 at a time. The idea comes from Argo CD, which
-// has a semaphore for the lists of its cluster cache.
+// of them at most are of one kind, and each counts for ten seconds at most. A kind whose lists take
+// longer has turns of its own until one is in time again, so that a kind whose lists hang keeps the
+// others for ten seconds at most. The zero value reads 20 at a time. The idea comes from Argo CD,
+// which has a semaphore for the lists of its cluster cache.
 type ListLimit struct {
 	atOnce int64
 
@@ -29,7 +30,13 @@ type ListLimit struct {
 	all   *semaphore.Weighted
 
 	mu    sync.Mutex
-	kinds map[schema.GroupVersionResource]*semaphore.Weighted // guarded by mu
+	kinds map[schema.GroupVersionResource]*kindLimit // guarded by mu
+}
+
+// kindLimit is the limit of one kind.
+type kindLimit struct {
+	turns *semaphore.Weighted
+	slow  atomic.Bool // its latest list took too long
 }
 
 // NewListLimit returns a limit of so many lists at a time, at least 1.
@@ -43,34 +50,43 @@ func (l *ListLimit) acquire(ctx context.Context, kind schema.GroupVersionResourc
 		}
 		l.all = semaphore.NewWeighted(l.atOnce)
 	})
-	ofKind := l.ofKind(kind)
-	if err := ofKind.Acquire(ctx, 1); err != nil {
+	own := l.ofKind(kind)
+	if err := own.turns.Acquire(ctx, 1); err != nil {
 		return nil, err
 	}
-	if err := l.all.Acquire(ctx, 1); err != nil {
-		ofKind.Release(1)
+	among := l.all
+	if own.slow.Load() {
+		among = semaphore.NewWeighted(1)
+	}
+	if err := among.Acquire(ctx, 1); err != nil {
+		own.turns.Release(1)
 		return nil, err
 	}
 	giveBack := sync.OnceFunc(func() {
-		l.all.Release(1)
-		ofKind.Release(1)
+		among.Release(1)
+		own.turns.Release(1)
 	})
-	timer := time.AfterFunc(longList, giveBack)
+	timer := time.AfterFunc(longList, func() {
+		own.slow.Store(true)
+		giveBack()
+	})
 	return func() {
-		timer.Stop()
+		if timer.Stop() {
+			own.slow.Store(false)
+		}
 		giveBack()
 	}, nil
 }
 
 // ofKind returns the limit of one kind.
-func (l *ListLimit) ofKind(kind schema.GroupVersionResource) *semaphore.Weighted {
+func (l *ListLimit) ofKind(kind schema.GroupVersionResource) *kindLimit {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	known := l.kinds[kind]
 	if known == nil {
-		known = semaphore.NewWeighted((l.atOnce + 1) / 2)
+		known = &kindLimit{turns: semaphore.NewWeighted((l.atOnce + 1) / 2)}
 		if l.kinds == nil {
-			l.kinds = map[schema.GroupVersionResource]*semaphore.Weighted{}
+			l.kinds = map[schema.GroupVersionResource]*kindLimit{}
 		}
 		l.kinds[kind] = known
 	}

@@ -42,7 +42,7 @@ func (r *reader) getLive(ctx context.Context, k *kind, key client.ObjectKey, out
 	if !knowsFields(config.FieldSelector) {
 		return forbidden
 	}
-	if !isPathSegment(key.Name) || key.Namespace != "" && !isPathSegment(key.Namespace) {
+	if !isPathSegment(key.Name) || namespaced && !isPathSegment(key.Namespace) {
 		return k.notFound(key)
 	}
 	if err := r.mayGet(ctx, k, mapping, key, forbidden); err != nil {
@@ -94,7 +94,7 @@ func (r *reader) liveError(k *kind, key client.ObjectKey, err error) error {
 	if !apierrors.IsNotFound(err) {
 		return displayError(err, hide)
 	}
-	if details := status.Status().Details; details == nil || details.Name != key.Name {
+	if details := status.Status().Details; details == nil || details.Name == "" || apierrors.IsUnexpectedServerError(err) {
 		return errors.WithMessage(&meta.NoKindMatchError{
 			GroupKind:        k.gvk.GroupKind(),
 			SearchedVersions: []string{k.gvk.Version},
@@ -162,8 +162,11 @@ func (r *reader) mayGet(ctx context.Context, k *kind, mapping *meta.RESTMapping,
 			if q.name != "" && !names.mayAsk() {
 				return forbidden
 			}
-			verdict, err := r.env.reviewer.Review(ctx,
-				access.Question{Mapping: mapping, Namespace: key.Namespace, Name: q.name}, "get")
+			question := access.Question{Mapping: mapping, Namespace: key.Namespace, Name: q.name}
+			if mapping.Resource.GroupResource() == (schema.GroupResource{Resource: "namespaces"}) {
+				question.Namespace = q.name // as the API server does, so that a Role in the namespace suffices
+			}
+			verdict, err := r.env.reviewer.Review(ctx, question, "get")
 			if verdict != monitor.Allowed && verdict != monitor.Unaskable && !verdict.IsDenial() {
 				return errors.WithMessage(err, "asking whether a Get may go to the API server")
 			}

@@ -2,7 +2,6 @@ package scopedcache
 
 import (
 	"encoding/json"
-	"io"
 	"net/http"
 	"path"
 	"strings"
@@ -12,13 +11,11 @@ import (
 	"time"
 
 	. "github.com/onsi/gomega"
-	authorizationv1 "k8s.io/api/authorization/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/labels"
-	"k8s.io/client-go/kubernetes/scheme"
 	"sigs.k8s.io/controller-runtime/pkg/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 )
@@ -28,6 +25,7 @@ type getOnly struct {
 	reviews, gets atomic.Int64
 	review        atomic.Int64 // the status of reviews of get; 0 for an answer
 	get           atomic.Int64 // the status of gets; 0 for the object
+	unserved      atomic.Bool
 	answer        atomic.Value // the name of the object; the one that was asked for if there is none
 }
 
@@ -50,12 +48,7 @@ func (s *getOnly) serve(a *apiServer) {
 	a.answers(func(w http.ResponseWriter, req *http.Request) bool {
 		switch {
 		case isReview(req):
-			body, _ := io.ReadAll(req.Body)
-			sent, _, err := scheme.Codecs.UniversalDeserializer().Decode(body, nil, nil)
-			if err != nil {
-				return false
-			}
-			get := sent.(*authorizationv1.SelfSubjectAccessReview).Spec.ResourceAttributes.Verb == "get"
+			get := attributesOf(req).Verb == "get"
 			if get {
 				s.reviews.Add(1)
 			}
@@ -63,15 +56,14 @@ func (s *getOnly) serve(a *apiServer) {
 				refuse(w, code, reasonOf(code))
 				return true
 			}
-			w.Header().Set("Content-Type", "application/json")
-			w.WriteHeader(http.StatusCreated)
-			_ = json.NewEncoder(w).Encode(map[string]any{
-				"kind": "SelfSubjectAccessReview", "apiVersion": "authorization.k8s.io/v1",
-				"status": map[string]any{"allowed": get},
-			})
+			answerReview(w, get)
 			return true
 		case strings.HasPrefix(req.URL.Path, inN+"/"):
 			s.gets.Add(1)
+			if s.unserved.Load() {
+				http.NotFound(w, req) // as an API server answers at a path that it does not serve
+				return true
+			}
 			if code := int(s.get.Load()); code != 0 {
 				refuse(w, code, reasonOf(code))
 				return true
@@ -186,8 +178,12 @@ func TestLiveGetAnswers(t *testing.T) {
 		}
 		g.Expect(s.gets.Load()).To(Equal(sent))
 
-		s.get.Store(http.StatusNotFound) // not about the object: the path is not served
-		g.Expect(get(t, c, "a")).To(Satisfy(meta.IsNoMatchError))
+		s.unserved.Store(true)
+		for _, object := range []client.Object{configMap(), metadata} {
+			key := client.ObjectKey{Namespace: "n", Name: "a"}
+			g.Expect(c.Get(t.Context(), key, object)).To(Satisfy(meta.IsNoMatchError), "%T", object)
+			g.Expect(c.Get(t.Context(), client.ObjectKey{Name: "a"}, object)).NotTo(Succeed(), "without a namespace")
+		}
 	})
 }
 
@@ -222,5 +218,25 @@ func TestLiveGetWithOptionsForAllNamespaces(t *testing.T) {
 			cache.AllNamespaces: {LabelSelector: labels.SelectorFromSet(labels.Set{"choose": "me"})},
 		}}, func(o *Options) { o.LiveGet = true })
 		g.Expect(get(t, c, "a")).To(Satisfy(apierrors.IsNotFound), "not selected")
+	})
+}
+
+// A List by name does not depend on whether all may be got.
+func TestListByNameBesideLiveGets(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		g := NewWithT(t)
+		a := newAPIServer(t)
+		a.answers(func(w http.ResponseWriter, req *http.Request) bool {
+			if !isReview(req) {
+				return false
+			}
+			attributes := attributesOf(req)
+			answerReview(w, attributes.Verb == "get" || attributes.Name == "a")
+			return true
+		})
+		c := a.newCache(t, func(o *Options) { o.LiveGet, o.AccessReviewInterval = true, time.Hour })
+		_ = get(t, c, "other")
+		g.Expect(namesOf(t, c, client.InNamespace("n"), client.MatchingFieldsSelector{Selector: named("a")})).
+			To(Equal([]string{"a"}))
 	})
 }

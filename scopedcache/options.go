@@ -31,7 +31,7 @@ type Options struct {
 	AccessReviewInterval time.Duration
 	// IdleTimeout is how long an informer that a read has started runs without another read. The
 	// informer stops between one and two times IdleTimeout after the last read. 0 means that the
-	// informer does not stop.
+	// informer does not stop, unless it is of a single name: then ten minutes count.
 	IdleTimeout time.Duration
 	// ReadTimeout bounds how long a read waits, in addition to its context. Defaults to 30 s.
 	ReadTimeout time.Duration
@@ -62,7 +62,8 @@ type Options struct {
 	// once.
 	//
 	// The API server is asked for permission once for each kind and namespace or, if only some names
-	// are permitted, for each name. The answer counts for AccessReviewInterval (the first denial for
+	// are permitted, for each name, up to ten a second after the first hundred; beyond that the Get is
+	// Forbidden. The answer counts for AccessReviewInterval (the first denial for
 	// 2 s), or until a change of RBAC is seen. The cache's own selectors and transforms apply; if a
 	// selector has another field than metadata.name and metadata.namespace, the Get is Forbidden.
 	// List is Forbidden in any case. A scope for which Gets go to the API server has [StateLive].

@@ -274,19 +274,25 @@ func (r *reader) awaitOnce(ctx context.Context, k *kind, scope Scope, named bool
 	r.entries.mu.Unlock()
 	running, err := e.await(ctx, r.user)
 	r.entries.mu.Lock()
-	e.waiting--
+	if e.waiting--; e.idleTimeout() == 0 {
+		r.entries.dropUnusedLocked(e) // its holder may have released it meanwhile
+	}
 	r.entries.mu.Unlock()
 	return e, running, err
 }
 
 // awaitNamed waits for the informer of one object, for the case that no scope that is there may be
 // read: a Role may allow single names. awaitNamed returns forbidden, the error of the wider scope,
-// if the identity may not list and watch that name, or if that cannot be asked now.
+// if the identity may not list and watch that name, or if no more names may be asked for now.
 func (r *reader) awaitNamed(ctx context.Context, k *kind, read *requirements, namespace string,
 	forbidden error) (*informer, error) {
+	if read.name == "" || r.env.informers.ReaderFailOnMissingInformer {
+		return nil, forbidden
+	}
 	scope := Scope{Namespace: namespace, FieldSelector: fields.OneTermEqualSelector(nameField, read.name)}
-	if read.name == "" || r.env.informers.ReaderFailOnMissingInformer || !r.mayWatchName(ctx, k, scope, read.name) ||
-		!r.entries.hasRoomForName(k, scope) {
+	if allowed, err := r.mayWatchName(ctx, k, scope, read); err != nil {
+		return nil, err
+	} else if !allowed || !r.entries.hasRoomForName(k, scope) {
 		return nil, forbidden
 	}
 	for {
@@ -301,25 +307,30 @@ func (r *reader) awaitNamed(ctx context.Context, k *kind, read *requirements, na
 }
 
 // mayWatchName reports whether the identity may list and watch the objects of a scope, which
-// selects one name. The API server is asked at most so often: see nameReviews.
-func (r *reader) mayWatchName(ctx context.Context, k *kind, scope Scope, name string) bool {
+// selects one name. The API server is asked at most so often: see nameReviews. If the identity may
+// not create reviews, the answers to the informer's requests count.
+func (r *reader) mayWatchName(ctx context.Context, k *kind, scope Scope, read *requirements) (bool, error) {
 	mapping, names := k.mapping.Load(), r.entries.names
-	q := nameQuestion{kind: k.kindKey, namespace: scope.Namespace, name: name}
+	q := nameQuestion{kind: k.kindKey, namespace: scope.Namespace, name: read.name}
 	if allowed, known := names.answer(q); known || mapping == nil {
-		return allowed
+		return allowed, nil
 	}
-	if allGets, _ := names.answer(nameQuestion{kind: q.kind, namespace: q.namespace, get: true}); allGets {
-		return false // a Get goes to the API server
+	if allGets, _ := names.answer(nameQuestion{kind: q.kind, namespace: q.namespace, get: true}); allGets && read.get {
+		return false, nil // the Get goes to the API server
 	}
 	if !names.mayAsk() {
-		return false
+		return false, nil
 	}
 	question := (&selection{kind: k, scope: scope}).question(mapping)
-	verdict, _ := r.env.reviewer.Review(ctx, question, "list", "watch")
-	if verdict == monitor.Allowed || verdict == monitor.Unaskable || verdict.IsDenial() {
-		names.remember(q, verdict == monitor.Allowed)
+	verdict, err := r.env.reviewer.Review(ctx, question, "list", "watch")
+	switch {
+	case verdict == monitor.Unaskable:
+		return true, nil
+	case verdict != monitor.Allowed && !verdict.IsDenial():
+		return false, errors.WithMessagef(err, "asking whether %s %q may be listed and watched", k.gvk.Kind, read.name)
 	}
-	return verdict == monitor.Allowed
+	names.remember(q, verdict == monitor.Allowed)
+	return verdict == monitor.Allowed, nil
 }
 
 // namespaced reports whether a kind is namespaced.

@@ -50,6 +50,26 @@ func (a *apiServer) selections() func() []string {
 	}
 }
 
+// attributesOf returns what a review asks.
+func attributesOf(req *http.Request) *authorizationv1.ResourceAttributes {
+	body, _ := io.ReadAll(req.Body)
+	sent, _, err := scheme.Codecs.UniversalDeserializer().Decode(body, nil, nil)
+	if err != nil {
+		panic(err)
+	}
+	return sent.(*authorizationv1.SelfSubjectAccessReview).Spec.ResourceAttributes
+}
+
+func answerReview(w http.ResponseWriter, allowed bool) {
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(http.StatusCreated)
+	_ = json.NewEncoder(w).Encode(map[string]any{
+		"kind":       "SelfSubjectAccessReview",
+		"apiVersion": "authorization.k8s.io/v1",
+		"status":     map[string]any{"allowed": allowed},
+	})
+}
+
 // allow makes the fake API server allow reviews for which allowed returns true, and returns the
 // number of reviews for each namespace/name so far.
 func (a *apiServer) allow(allowed func(namespace, name string) bool) func() map[string]int {
@@ -59,22 +79,11 @@ func (a *apiServer) allow(allowed func(namespace, name string) bool) func() map[
 		if !isReview(req) {
 			return false
 		}
-		body, _ := io.ReadAll(req.Body)
-		sent, _, err := scheme.Codecs.UniversalDeserializer().Decode(body, nil, nil)
-		if err != nil {
-			return false
-		}
-		attributes := sent.(*authorizationv1.SelfSubjectAccessReview).Spec.ResourceAttributes
+		attributes := attributesOf(req)
 		mu.Lock()
 		asked[attributes.Namespace+"/"+attributes.Name]++
 		mu.Unlock()
-		w.Header().Set("Content-Type", "application/json")
-		w.WriteHeader(http.StatusCreated)
-		_ = json.NewEncoder(w).Encode(map[string]any{
-			"kind":       "SelfSubjectAccessReview",
-			"apiVersion": "authorization.k8s.io/v1",
-			"status":     map[string]any{"allowed": allowed(attributes.Namespace, attributes.Name)},
-		})
+		answerReview(w, allowed(attributes.Namespace, attributes.Name))
 		return true
 	})
 	return func() map[string]int {
@@ -284,7 +293,7 @@ func TestNamedScopesAreBounded(t *testing.T) {
 	})
 }
 
-// While the API server does not answer whether a name is permitted, a read is Forbidden as before.
+// While the API server does not answer whether a name is permitted, the error of a read says so.
 func TestNamesWithoutReviews(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g := NewWithT(t)
@@ -299,7 +308,7 @@ func TestNamesWithoutReviews(t *testing.T) {
 			}
 			return false
 		})
-		g.Expect(get(t, c, "b")).To(Satisfy(apierrors.IsForbidden))
+		g.Expect(get(t, c, "b")).To(MatchError(ContainSubstring(`asking whether ConfigMap "b" may be listed`)))
 		a.allow(func(_, name string) bool { return name == "b" })
 		g.Expect(get(t, c, "b")).To(Satisfy(apierrors.IsNotFound), "no answer is not remembered")
 	})

@@ -24,12 +24,13 @@ type requirements struct {
 	name      string // empty for all
 	labels    []string
 	fields    []string // without those of namespace and name
+	get       bool     // a Get asks
 	contrary  bool     // two names or two namespaces, or an empty one: selects nothing
 }
 
 // ofObject returns the requirements of a Get.
 func ofObject(key client.ObjectKey) requirements {
-	return requirements{namespace: key.Namespace, name: key.Name}
+	return requirements{namespace: key.Namespace, name: key.Name, get: true}
 }
 
 // ofList returns the requirements of a List.

@@ -28,8 +28,8 @@ const (
 	// Reads return these objects.
 	StateSynced State = "Synced"
 	// StateForbidden means that the API server denies the identity list or watch. There is no
-	// informer, and there are no objects. Reads return Forbidden. The cache keeps asking the API
-	// server.
+	// informer, and there are no objects. Reads return Forbidden, except for a Get with LiveGet of
+	// [Options]. The cache keeps asking the API server.
 	StateForbidden State = "Forbidden"
 	// StateNotServed means that the API server does not serve the kind. There is no informer, and
 	// there are no objects. Reads return meta.NoKindMatchError. The cache keeps asking the API
@@ -40,8 +40,9 @@ const (
 	StateFailing State = "Failing"
 	// StateLive means that the API server denies the identity list or watch, but that Gets of objects
 	// that the identity may get go to the API server: see LiveGet of [Options]. There is no informer.
-	// LastError says why. Only States of [Cache] has this state, and only for scopes without a
-	// holder, which are Forbidden otherwise.
+	// LastError says why. The state lasts for two AccessReviewIntervals after the last Get that found
+	// its object. Only States of [Cache] has this state, and only for scopes without a holder, which
+	// are Forbidden otherwise.
 	StateLive State = "Live"
 )
 

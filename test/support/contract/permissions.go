@@ -40,7 +40,7 @@ func permissions(t *testing.T, w World) {
 			return permitted(t, err) && len(list.Items) > 0
 		}
 		byName := func(name string) bool {
-			return list(client.MatchingFieldsSelector{Selector: fields.OneTermEqualSelector("metadata.name", name)})
+			return list(client.MatchingFields{"metadata.name": name, "metadata.namespace": w.Namespace()})
 		}
 		return fmt.Sprint(get(names[0]), get(names[1]), list(), byName(names[0]), byName(names[1]))
 	}
