@@ -323,14 +323,12 @@ func (r *reader) mayWatchName(ctx context.Context, k *kind, scope Scope, read *r
 	}
 	question := (&selection{kind: k, scope: scope}).question(mapping)
 	verdict, err := r.env.reviewer.Review(ctx, question, "list", "watch")
-	switch {
-	case verdict == monitor.Unaskable:
-		return true, nil
-	case verdict != monitor.Allowed && !verdict.IsDenial():
+	if verdict != monitor.Allowed && verdict != monitor.Unaskable && !verdict.IsDenial() {
 		return false, errors.WithMessagef(err, "asking whether %s %q may be listed and watched", k.gvk.Kind, read.name)
 	}
-	names.remember(q, verdict == monitor.Allowed)
-	return verdict == monitor.Allowed, nil
+	allowed := !verdict.IsDenial()
+	names.remember(q, allowed)
+	return allowed, nil
 }
 
 // namespaced reports whether a kind is namespaced.

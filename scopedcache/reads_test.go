@@ -314,6 +314,34 @@ func TestNamesWithoutReviews(t *testing.T) {
 	})
 }
 
+// If the identity may not create reviews, the answers to the requests for a name count, and are not
+// asked for at each read.
+func TestNamesOfWhoMayNotAsk(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		g := NewWithT(t)
+		a := newAPIServer(t)
+		var requests atomic.Int64
+		a.answers(func(w http.ResponseWriter, req *http.Request) bool {
+			requests.Add(1)
+			wide := strings.Contains(req.URL.Path, "configmaps") &&
+				!strings.Contains(req.URL.Query().Get("fieldSelector"), "metadata.name=a")
+			if isReview(req) || wide {
+				refuse(w, http.StatusForbidden, metav1.StatusReasonForbidden)
+			}
+			return isReview(req) || wide
+		})
+		c := a.newCache(t, func(o *Options) { o.AccessReviewInterval = time.Hour })
+		g.Expect(get(t, c, "a")).To(Succeed())
+		g.Expect(get(t, c, "b")).To(Satisfy(apierrors.IsForbidden))
+		synctest.Wait()
+		sent := requests.Load()
+		for range 10 {
+			g.Expect(get(t, c, "b")).To(Satisfy(apierrors.IsForbidden))
+		}
+		g.Expect(requests.Load()).To(Equal(sent))
+	})
+}
+
 // A watch whose selector the API server refuses does not keep a List with that selector from the
 // informer of the namespace.
 func TestListBesideAFailingWatch(t *testing.T) {
