@@ -20,6 +20,10 @@ var errRegistrationEnded = errors.New("the registration ended in the meantime")
 
 // register adds and ends watches of a name until they match wanted.
 func (r *Registry) register(ctx context.Context, conn Connection, wanted Spec) error {
+	// Before the turn, because it may ask the API server.
+	wanted.parts = mergeClusterScoped(wanted.parts, r.registered(wanted.name), func(kind schema.GroupVersionKind) bool {
+		return conn.IsClusterScoped(ctx, kind)
+	})
 	for {
 		reg, err := r.takeTurn(ctx, conn, wanted)
 		if err != nil {
@@ -69,11 +73,6 @@ func (r *Registry) takeTurn(ctx context.Context, conn Connection, wanted Spec) (
 // it has none. The caller has the turn, which registerInTurn ends.
 func (r *Registry) registerInTurn(ctx context.Context, conn Connection, reg *registration, wanted Spec) error {
 	defer r.endTurn(ctx, reg)
-	if reg.content {
-		wanted.parts = mergeClusterScoped(wanted.parts, r.registered(reg), func(kind schema.GroupVersionKind) bool {
-			return conn.IsClusterScoped(ctx, kind)
-		})
-	}
 	plan, err := r.adjust(ctx, reg, wanted)
 	if err != nil {
 		return err
@@ -105,10 +104,14 @@ func (r *Registry) registerInTurn(ctx context.Context, conn Connection, reg *reg
 	return stderrors.Join(problems...)
 }
 
-// registered returns the parts of a registration.
-func (r *Registry) registered(reg *registration) []unique.Handle[part] {
+// registered returns the parts of a content, none if there is no content of that name.
+func (r *Registry) registered(name string) []unique.Handle[part] {
 	r.mu.Lock()
 	defer r.mu.Unlock()
+	reg := r.names[name]
+	if reg == nil || !reg.content {
+		return nil
+	}
 	return slices.Collect(maps.Keys(reg.parts))
 }
 
