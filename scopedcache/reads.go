@@ -8,12 +8,9 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/runtime"
 	"sigs.k8s.io/controller-runtime/pkg/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
-
-	"github.com/latchkey-dev/latchkey/scopedcache/internal/monitor"
 )
 
 // reader serves reads from the informers of scopes.
@@ -279,56 +276,6 @@ func (r *reader) awaitOnce(ctx context.Context, k *kind, scope Scope, named bool
 	}
 	r.entries.mu.Unlock()
 	return e, running, err
-}
-
-// awaitNamed waits for the informer of one object, for the case that no scope that is there may be
-// read: a Role may allow single names. awaitNamed returns forbidden, the error of the wider scope,
-// if the identity may not list and watch that name, or if no more names may be asked for now.
-func (r *reader) awaitNamed(ctx context.Context, k *kind, read *requirements, namespace string,
-	forbidden error) (*informer, error) {
-	if read.name == "" || r.env.informers.ReaderFailOnMissingInformer {
-		return nil, forbidden
-	}
-	scope := Scope{Namespace: namespace, FieldSelector: fields.OneTermEqualSelector(nameField, read.name)}
-	if allowed, err := r.mayWatchName(ctx, k, scope, read); err != nil {
-		return nil, err
-	} else if !allowed || !r.entries.hasRoomForName(k, scope) {
-		return nil, forbidden
-	}
-	for {
-		e, running, err := r.awaitOnce(ctx, k, scope, true)
-		if apierrors.IsForbidden(err) {
-			return nil, forbidden
-		}
-		if !endedJustBefore(e, err) {
-			return running, err
-		}
-	}
-}
-
-// mayWatchName reports whether the identity may list and watch the objects of a scope, which
-// selects one name. The API server is asked at most so often: see nameReviews. If the identity may
-// not create reviews, the answers to the informer's requests count.
-func (r *reader) mayWatchName(ctx context.Context, k *kind, scope Scope, read *requirements) (bool, error) {
-	mapping, names := k.mapping.Load(), r.entries.names
-	q := nameQuestion{kind: k.kindKey, namespace: scope.Namespace, name: read.name}
-	if allowed, known := names.answer(q); known || mapping == nil {
-		return allowed, nil
-	}
-	if allGets, _ := names.answer(nameQuestion{kind: q.kind, namespace: q.namespace, get: true}); allGets && read.get {
-		return false, nil // the Get goes to the API server
-	}
-	if !names.mayAsk() {
-		return false, nil
-	}
-	question := (&selection{kind: k, scope: scope}).question(mapping)
-	verdict, err := r.env.reviewer.Review(ctx, question, "list", "watch")
-	if verdict != monitor.Allowed && verdict != monitor.Unaskable && !verdict.IsDenial() {
-		return false, errors.WithMessagef(err, "asking whether %s %q may be listed and watched", k.gvk.Kind, read.name)
-	}
-	allowed := !verdict.IsDenial()
-	names.remember(q, allowed)
-	return allowed, nil
 }
 
 // namespaced reports whether a kind is namespaced.
