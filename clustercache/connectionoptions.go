@@ -126,6 +126,17 @@ type ClientCacheOptions struct {
 	// API server. Without LiveGet such a Get is Forbidden. It applies to every Get of the connection's
 	// client and cache, but not of a [scopedcache.Handle]; see LiveGet of [scopedcache.Options].
 	LiveGet bool
+	// ReadYourWrites makes cached reads include what the connection's own clients wrote before. A Get
+	// of the object, and a List that would contain it, wait until the informer that answers has that;
+	// see [scopedcache.NewClient]. The wait is bounded by the context, by Timeout of [ClientOptions],
+	// and by the connection. The error is then a [scopedcache.BehindError]. The option
+	// client.DisableReadYourWritesConsistency of a read or a write switches that off for this call.
+	// Writes of an earlier connection count, too. Writes of another client, for example one from
+	// GetRESTConfig, do not.
+	//
+	// With ReadYourWrites, informers begin with a list of the latest version instead of one from the
+	// API server's memory. API servers before Kubernetes 1.31 take that from etcd.
+	ReadYourWrites bool
 }
 
 // MetricsOptions enable Prometheus series in addition to the sums.
@@ -171,5 +182,6 @@ func (o *ClientOptions) connections() accessor.ClientOptions {
 		Config:            rest.Config{Timeout: o.Timeout, QPS: o.QPS, Burst: o.Burst, UserAgent: o.UserAgent},
 		MaxDiscoveryBytes: o.MaxDiscoveryBytes,
 		DisableFor:        o.Cache.DisableFor,
+		ReadYourWrites:    o.Cache.ReadYourWrites,
 	}
 }

@@ -267,3 +267,19 @@ var onlyTheirSecrets = clustercache.CacheOptions{
 		}
 	},
 }
+
+// A reconciler of this operator finds what it has just written.
+func ExampleClientCacheOptions() {
+	setup := func(ctx context.Context, mgr manager.Manager) (clustercache.ClusterCache, error) {
+		return clustercache.SetupWithManager(ctx, mgr, clustercache.Options{
+			AllowIdentity: clustercache.GuardedByAdmission,
+			Client:        readingItsWrites,
+		}, controller.Options{})
+	}
+	_ = setup
+}
+
+var readingItsWrites = clustercache.ClientOptions{
+	UserAgent: "my-operator",
+	Cache:     clustercache.ClientCacheOptions{ReadYourWrites: true},
+}

@@ -12,6 +12,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/latchkey-dev/latchkey/internal/metrics"
+	"github.com/latchkey-dev/latchkey/internal/ownwrites"
 	"github.com/latchkey-dev/latchkey/internal/tracing"
 	"github.com/latchkey-dev/latchkey/scopedcache/internal/access"
 	"github.com/latchkey-dev/latchkey/scopedcache/internal/listwatch"
@@ -63,6 +64,7 @@ type environment struct {
 	monitoring  *monitor.Config
 	unstreamed  *UnstreamedKinds
 	lists       *ListLimit
+	writes      *ownwrites.Writes // of the cache's clients
 }
 
 var _ Cache = (*scopedCache)(nil)
@@ -111,6 +113,7 @@ func newScopedCache(config *rest.Config, opts cache.Options, options Options) (*
 		}
 	}
 	entries := newEntrySet(env)
+	env.writes = ownwrites.New(entries.informersOf)
 	user := newUser(options.ReadTimeout)
 	return &scopedCache{
 		env:     env,

@@ -85,6 +85,9 @@ func (f durableInformer) AddEventHandlerWithResyncPeriod(handler toolscache.Reso
 // AddEventHandlerWithOptions is AddEventHandler with options.
 func (f durableInformer) AddEventHandlerWithOptions(handler toolscache.ResourceEventHandler,
 	options toolscache.HandlerOptions) (toolscache.ResourceEventHandlerRegistration, error) {
+	if isConsistencyHandler(handler) {
+		return nil, errConsistencyHandler
+	}
 	result := &registrations{}
 	result.left.Store(int64(len(f.entries)))
 	for _, s := range f.entries {

@@ -8,6 +8,7 @@ import (
 	"github.com/pkg/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/latchkey-dev/latchkey/internal/untrusted"
 )
@@ -58,6 +59,58 @@ func (e *NotSyncedError) Unwrap() []error {
 
 // Status makes the error a timeout for package apierrors, as with controller-runtime's cache.
 func (e *NotSyncedError) Status() metav1.Status {
+	return metav1.Status{
+		Status:  metav1.StatusFailure,
+		Code:    http.StatusGatewayTimeout,
+		Reason:  metav1.StatusReasonTimeout,
+		Message: e.Error(),
+		Details: &metav1.StatusDetails{Group: e.GVK.Group, Kind: e.GVK.Kind},
+	}
+}
+
+// BehindError is returned when a read ends before the informer that answers it has what the client
+// itself wrote. apierrors.IsTimeout returns true for it, and errors.Is finds the cause of the
+// context.
+type BehindError struct {
+	// GVK and Scope are what the informer watches.
+	GVK   schema.GroupVersionKind
+	Scope Scope
+	// Key is of the object that was written.
+	Key client.ObjectKey
+	// Version is the resource version that the informer lacks; empty if it lacks a deletion.
+	Version string
+	Has     string // the resource version that the informer has
+	Last    error  // why the informer's watch fails, nil if unknown
+	Cause   error  // why the wait ended
+}
+
+// Error implements error.
+func (e *BehindError) Error() string {
+	scope, write := e.Scope.String(), "the client's deletion of "+e.Key.String()
+	if scope != "" {
+		scope = " (" + scope + ")"
+	}
+	if e.Version != "" {
+		write = fmt.Sprintf("the client's write of %s, which has version %s", e.Key, e.Version)
+	}
+	last := ""
+	if e.Last != nil {
+		last = untrusted.Shorten(e.Last.Error()) + ": "
+	}
+	return fmt.Sprintf("the informer of %s%s does not have %s, the informer has version %s: %s%v", e.GVK.String(), scope,
+		write, e.Has, last, e.Cause)
+}
+
+// Unwrap lets errors.Is and errors.As find Cause and Last.
+func (e *BehindError) Unwrap() []error {
+	if e.Last == nil {
+		return []error{e.Cause}
+	}
+	return []error{e.Cause, e.Last}
+}
+
+// Status makes the error a timeout for package apierrors.
+func (e *BehindError) Status() metav1.Status {
 	return metav1.Status{
 		Status:  metav1.StatusFailure,
 		Code:    http.StatusGatewayTimeout,

@@ -31,6 +31,16 @@ func ExampleNew() {
 	_ = mgr.Start(ctrl.SetupSignalHandler())
 }
 
+// The reads of this operator's client include what the client itself wrote before.
+func ExampleNewClient() {
+	config := ctrl.GetConfigOrDie()
+	mgr, err := ctrl.NewManager(config, ctrl.Options{NewCache: scopedcache.New, NewClient: scopedcache.NewClient})
+	if err != nil {
+		panic(err)
+	}
+	_ = mgr.Start(ctrl.SetupSignalHandler())
+}
+
 // This operator notices within seconds when access is granted or revoked. For that, it needs
 // permission to list and watch Roles, ClusterRoles and their bindings. Without that permission the
 // cache reviews access every 30 seconds.

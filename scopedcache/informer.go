@@ -17,6 +17,7 @@ import (
 	toolscache "k8s.io/client-go/tools/cache"
 	"k8s.io/klog/v2"
 	"k8s.io/utils/ptr"
+	"sigs.k8s.io/controller-runtime/pkg/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/latchkey-dev/latchkey/internal/tracing"
@@ -36,15 +37,20 @@ type informer struct {
 	life   context.Context // ends when the informer is stopped
 	end    context.CancelFunc
 
-	helpers  sync.WaitGroup  // of registrations; Add only under entry.mu while this informer runs
-	indexed  map[string]bool // guarded by entry.mu: the fields that have an index
-	indexers int             // guarded by entry.mu: how many of the scope's indexers are added
-	mapping  *meta.RESTMapping
-	mu       sync.Mutex
-	watch    watch.Interface        // guarded by mu: the latest watch, nil before the first
-	listing  bool                   // guarded by mu: the latest watch streams a list that has not ended
-	turn     atomic.Pointer[func()] // ends the turn of the latest list; nil after that
-	waits    atomic.Bool            // for the turn of a list
+	helpers    sync.WaitGroup  // of registrations; Add only under entry.mu while this informer runs
+	indexed    map[string]bool // guarded by entry.mu: the fields that have an index
+	indexers   int             // guarded by entry.mu: how many of the scope's indexers are added
+	mapping    *meta.RESTMapping
+	resource   listwatch.Resource // what is listed and watched
+	config     cache.Config       // the cache's options for the scope, with the scope's selectors
+	since      uint64             // set before the start: see ownwrites.Informer
+	consistent bool               // whether the first list is
+	polls      bool               // lists instead of watching
+	mu         sync.Mutex
+	watch      watch.Interface        // guarded by mu: the latest watch, nil before the first
+	listing    bool                   // guarded by mu: the latest watch streams a list that has not ended
+	turn       atomic.Pointer[func()] // ends the turn of the latest list; nil after that
+	waits      atomic.Bool            // for the turn of a list
 }
 
 // has reports whether the informer has an object with that key.
@@ -170,7 +176,12 @@ var errUnreadable = errors.New("the API server's watch could not be read")
 
 // newInformer creates an informer that does not run yet, and does no I/O.
 func (r *run) newInformer(mapping *meta.RESTMapping, poll time.Duration, life monitor.LifeID) (*informer, error) {
-	next := &informer{entry: r.entry, mapping: mapping}
+	next := &informer{
+		entry:      r.entry,
+		mapping:    mapping,
+		polls:      poll > 0,
+		consistent: r.entry.env.writes.Enabled(),
+	}
 	next.life, next.end = context.WithCancel(context.Background())
 	config, example := r.entry.selection.configOf(mapping), r.entry.selection.kind.example
 	resource := listwatch.Resource{
@@ -186,6 +197,7 @@ func (r *run) newInformer(mapping *meta.RESTMapping, poll time.Duration, life mo
 	if selector := inNamespace(resource.Namespace, config.FieldSelector); selector != nil {
 		resource.Fields = selector.String()
 	}
+	next.resource, next.config = resource, config
 	requests, err := r.entry.env.clients.For(resource)
 	if err != nil {
 		return nil, err
@@ -211,6 +223,9 @@ func (r *run) newInformer(mapping *meta.RESTMapping, poll time.Duration, life mo
 		Turn:      func(ctx context.Context) (func(), error) { return next.takeTurn(ctx, r.entry.env.lists) },
 		Unstreams: func() bool { return r.entry.env.unstreamed.has(mapping.Resource) },
 		Poll:      poll,
+		// A list from memory may be older than a write, and an informer counts as having what was written
+		// before its first list.
+		Consistent: next.consistent,
 	}, example, resyncPeriod(config.SyncPeriod), indexers)
 	if err := next.shared.SetTransform(transformOf(r.entry.selection.kind, config.Transform)); err != nil {
 		return nil, errors.Wrapf(err, "informer of %s", r.entry.selection.kind.gvk)

@@ -11,6 +11,8 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"sigs.k8s.io/controller-runtime/pkg/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/latchkey-dev/latchkey/internal/ownwrites"
 )
 
 // reader serves reads from the informers of scopes.
@@ -27,12 +29,16 @@ func (r *reader) Get(ctx context.Context, name client.ObjectKey, object client.O
 	if err != nil {
 		return err
 	}
-	if running := kind.ready(name.Namespace); running != nil && r.user.runs() {
+	own := ownwrites.WantedByGet(opts)
+	if running := kind.ready(name.Namespace); running != nil && !own && r.user.runs() {
 		r.note(ctx, running)
 		return running.Get(ctx, name, object, opts...)
 	}
 	if err := r.user.check(); err != nil {
 		return err
+	}
+	if own {
+		return r.getOwn(ctx, kind, name, object, opts)
 	}
 	read := ofObject(name)
 	running := r.readySelected(kind, &read)
@@ -59,27 +65,28 @@ func (r *reader) List(ctx context.Context, list client.ObjectList, opts ...clien
 	}
 	var options client.ListOptions
 	options.ApplyOptions(opts)
-	configured := len(kind.config.namespaces) > 0
-	if running := kind.ready(options.Namespace); running != nil && !configured && r.user.runs() {
+	configured, own := len(kind.config.namespaces) > 0, ownwrites.WantedByList(opts)
+	if running := kind.ready(options.Namespace); running != nil && !configured && !own && r.user.runs() {
 		r.note(ctx, running)
 		return running.List(ctx, list, opts...)
 	}
 	if err := r.user.check(); err != nil {
 		return err
 	}
+	if own {
+		return r.listOwn(ctx, kind, list, &options)
+	}
 	read := ofList(&options)
 	running := r.readySelected(kind, &read)
 	if running == nil {
 		bounded, cancel := r.user.withReadTimeout(ctx)
 		defer cancel()
-		if configured && options.Namespace == metav1.NamespaceAll {
-			namespaced, err := r.namespaced(bounded, kind)
-			if err != nil {
-				return err
-			}
-			if namespaced {
-				return r.listConfigured(bounded, kind, list, options)
-			}
+		every, err := r.readsEveryConfigured(bounded, kind, options.Namespace)
+		if err != nil {
+			return err
+		}
+		if every {
+			return r.listConfigured(bounded, kind, list, options, false)
 		}
 		if running, err = r.await(bounded, kind, &read, options.Namespace); err != nil {
 			return err
@@ -87,6 +94,14 @@ func (r *reader) List(ctx context.Context, list client.ObjectList, opts ...clien
 	}
 	r.note(ctx, running)
 	return running.List(ctx, list, running.entry.requires.without(options))
+}
+
+// readsEveryConfigured reports whether a List is one of all namespaces in the cache's options.
+func (r *reader) readsEveryConfigured(ctx context.Context, k *kind, namespace string) (bool, error) {
+	if len(k.config.namespaces) == 0 || namespace != metav1.NamespaceAll {
+		return false, nil
+	}
+	return r.namespaced(ctx, k)
 }
 
 // note records in the caller's span which scope answers a read.
@@ -322,19 +337,20 @@ func (r *reader) configuredNamespace(ctx context.Context, k *kind, namespace str
 // listConfigured lists all namespaces in the cache's options, one after the other, until the limit
 // is reached.
 func (r *reader) listConfigured(ctx context.Context, k *kind, list client.ObjectList,
-	options client.ListOptions) error {
+	options client.ListOptions, own bool) error {
 	if options.Continue != "" {
 		return errors.New("continue list option is not supported by the cache")
 	}
 	limit := options.Limit
 	var all []runtime.Object
 	for namespace := range k.config.namespaces {
-		running, err := r.awaitUnselected(ctx, k, namespace)
+		choose := func(ctx context.Context) (*informer, error) { return r.awaitUnselected(ctx, k, namespace) }
+		from, err := r.readerOf(ctx, k, choose, &options, own)
 		if err != nil {
 			return err
 		}
 		part := list.DeepCopyObject().(client.ObjectList)
-		if err := running.List(ctx, part, &options); err != nil {
+		if err := from.List(ctx, part, &options); err != nil {
 			return err
 		}
 		items, err := meta.ExtractList(part)

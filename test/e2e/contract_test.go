@@ -86,8 +86,12 @@ func (w *world) Restrict(t *testing.T, name string, names ...string) {
 func TestContract(t *testing.T) {
 	contract.Test(t, func(t *testing.T) contract.World {
 		return newWorld(t, clustercache.Options{
-			Client: clustercache.ClientOptions{Cache: clustercache.ClientCacheOptions{LiveGet: true}},
-			Cache:  clustercache.CacheOptions{AccessReviewInterval: 500 * time.Millisecond},
+			Client: clustercache.ClientOptions{
+				QPS:   500,
+				Burst: 500,
+				Cache: clustercache.ClientCacheOptions{LiveGet: true, ReadYourWrites: true},
+			},
+			Cache: clustercache.CacheOptions{AccessReviewInterval: 500 * time.Millisecond},
 		})
 	})
 }

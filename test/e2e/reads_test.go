@@ -12,10 +12,14 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/labels"
+	utilnet "k8s.io/apimachinery/pkg/util/net"
+	"k8s.io/client-go/rest"
+	"k8s.io/utils/ptr"
 	"sigs.k8s.io/controller-runtime/pkg/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/latchkey-dev/latchkey/clustercache"
+	"github.com/latchkey-dev/latchkey/scopedcache"
 )
 
 // requestsFor returns, by the API server's own count, the selectors of each watch of ConfigMaps
@@ -214,4 +218,50 @@ func TestCacheOptionsPerExtension(t *testing.T) {
 	g.Eventually(watched["red"].seen).WithTimeout(patience).
 		Should(ConsistOf("create of-red", "create of-green", "delete of-red"))
 	g.Expect(o.state("blue").Epoch).To(BeEquivalentTo(1), "no other extension is touched")
+}
+
+// With ReadYourWrites, a connection's cached reads include what its clients wrote. So do those of a
+// client of one's own on the connection's cache. controller-runtime's own promise, which would
+// outlast the connection, is refused.
+func TestReadYourWrites(t *testing.T) {
+	g := NewWithT(t)
+	ns := namespace(t)
+	ctx := t.Context()
+	tenant(t, ns, "writer")
+	o := startOperator(t, clustercache.Options{
+		Client: clustercache.ClientOptions{Cache: clustercache.ClientCacheOptions{ReadYourWrites: true}},
+	})
+	o.waitConnected(t, "writer")
+	cached, err := o.GetClient(ctx, key("writer"))
+	g.Expect(err).NotTo(HaveOccurred())
+	uncached, err := o.GetUncachedClient(ctx, key("writer"))
+	g.Expect(err).NotTo(HaveOccurred())
+	whole, err := o.GetCluster(ctx, key("writer"))
+	g.Expect(err).NotTo(HaveOccurred())
+	config, err := o.GetRESTConfig(ctx, key("writer"))
+	g.Expect(err).NotTo(HaveOccurred())
+	httpClient, err := rest.HTTPClientFor(config)
+	g.Expect(err).NotTo(HaveOccurred())
+	defer utilnet.CloseIdleConnectionsFor(httpClient.Transport)
+	options := client.Options{HTTPClient: httpClient, Cache: &client.CacheOptions{Reader: whole.GetCache()}}
+	own, err := scopedcache.NewClient(config, options)
+	g.Expect(err).NotTo(HaveOccurred())
+	for writer, reader := range map[client.Client]client.Client{cached: whole.GetClient(), uncached: cached, own: own} {
+		g.Eventually(func() error { return reader.List(ctx, &corev1.ConfigMapList{}, client.InNamespace(ns)) }).
+			WithTimeout(patience).Should(Succeed()) // Forbidden until the API server knows the Role
+		for range 10 {
+			object := configMap(ns, "")
+			object.GenerateName = "own-"
+			g.Eventually(func() error { return writer.Create(ctx, object) }).WithTimeout(patience).Should(Succeed())
+			name := client.ObjectKeyFromObject(object)
+			g.Expect(reader.Get(ctx, name, object)).To(Succeed())
+			g.Expect(writer.Delete(ctx, object)).To(Succeed())
+			g.Expect(reader.Get(ctx, name, object)).To(Satisfy(apierrors.IsNotFound))
+		}
+	}
+	options.Cache.EnableReadYourWritesConsistency = ptr.To(true)
+	theirs, err := client.New(config, options)
+	g.Expect(err).NotTo(HaveOccurred())
+	g.Expect(theirs.Get(ctx, client.ObjectKey{Namespace: ns, Name: "a"}, &corev1.ConfigMap{})).
+		To(MatchError(ContainSubstring("Client.Cache.ReadYourWrites")))
 }

@@ -15,6 +15,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/client/apiutil"
 
+	"github.com/latchkey-dev/latchkey/internal/ownwrites"
 	"github.com/latchkey-dev/latchkey/scopedcache"
 )
 
@@ -25,6 +26,7 @@ type boundCache struct {
 	conn     *Connection
 	scoped   func() (scopedcache.Cache, error)
 	instance atomic.Pointer[scopedcache.Cache] // the cache that scoped created
+	writes   atomic.Pointer[ownwrites.Writes]  // that the clients of that cache made
 }
 
 var _ scopedcache.Cache = (*boundCache)(nil)
@@ -33,12 +35,26 @@ func newBoundCache(c *Connection) *boundCache {
 	b := &boundCache{conn: c}
 	b.scoped = sync.OnceValues(func() (scopedcache.Cache, error) {
 		instance, err := startCache(c)
-		if err == nil {
-			b.instance.Store(&instance)
+		if err != nil {
+			return nil, err
 		}
-		return instance, err
+		writes := instance.(interface{ OwnWrites() *ownwrites.Writes }).OwnWrites()
+		if c.options.Client.ReadYourWrites {
+			writes.Enable()
+		}
+		b.writes.Store(writes)
+		b.instance.Store(&instance)
+		return instance, nil
 	})
 	return b
+}
+
+// OwnWrites lets scopedcache.NewClient create a client of the cache.
+func (b *boundCache) OwnWrites() *ownwrites.Writes {
+	if _, err := b.scoped(); err != nil {
+		return ownwrites.New(func(schema.GroupKind) []ownwrites.Informer { return nil }) // each read returns the error
+	}
+	return b.writes.Load()
 }
 
 // startCache creates and starts a cache. startCache does no I/O: a scope sends its first request

@@ -26,6 +26,7 @@ import (
 	"github.com/latchkey-dev/latchkey/fence"
 	"github.com/latchkey-dev/latchkey/internal/connstate"
 	"github.com/latchkey-dev/latchkey/internal/identity"
+	"github.com/latchkey-dev/latchkey/internal/ownwrites"
 	"github.com/latchkey-dev/latchkey/internal/replay"
 	"github.com/latchkey-dev/latchkey/scopedcache"
 )
@@ -353,6 +354,10 @@ func (c *Connection) RESTConfig() *rest.Config {
 
 func newClients(c *Connection) (*Clients, error) {
 	options := client.Options{HTTPClient: c.httpClient, Scheme: c.options.Scheme}
+	ownWrites := c.options.Client.ReadYourWrites
+	if ownWrites {
+		options.HTTPClient = ownwrites.HTTPClient(c.httpClient)
+	}
 	live, err := newFollowingClient(c, options)
 	if err != nil {
 		return nil, errors.Wrap(err, "creating a client")
@@ -364,6 +369,9 @@ func newClients(c *Connection) (*Clients, error) {
 		return nil, errors.Wrap(err, "creating a cached client")
 	}
 	h := &Clients{Cached: cached, Uncached: live, Cache: bound}
+	if ownWrites {
+		h.Cached, h.Uncached = ownwrites.NewClient(cached, bound.writes.Load), ownwrites.NewClient(live, bound.writes.Load)
+	}
 	c.builtClients.Store(h)
 	return h, nil
 }

@@ -35,6 +35,7 @@ type ClientOptions struct {
 	rest.Config       // Timeout, QPS, Burst and UserAgent; the limits are per identity
 	MaxDiscoveryBytes int64
 	DisableFor        []client.Object // kinds that the client from GetClient reads from the API server
+	ReadYourWrites    bool            // see clustercache.ClientCacheOptions
 }
 
 // CacheOptions configure caches. A connection adds what it knows itself.

@@ -60,6 +60,28 @@ func (r *Reader) indexers() toolscache.Indexers {
 	return nil
 }
 
+// Over returns a reader of other objects that reads them as r would. It keeps them.
+func (r *Reader) Over(objects []any) (*Reader, error) {
+	indexers := toolscache.Indexers{}
+	maps.Copy(indexers, r.indexers())
+	if r.Namespace == "" {
+		indexers[toolscache.NamespaceIndex] = toolscache.MetaNamespaceIndexFunc
+	}
+	other := &Reader{
+		Indexer:    toolscache.NewIndexer(toolscache.DeletionHandlingMetaNamespaceKeyFunc, indexers),
+		GVK:        r.GVK,
+		Namespaced: r.Namespaced,
+		Namespace:  r.Namespace,
+	}
+	other.fieldIndexers.Store(r.fieldIndexers.Load())
+	for _, object := range objects {
+		if err := other.Indexer.Add(object); err != nil {
+			return nil, errors.WithStack(err)
+		}
+	}
+	return other, nil
+}
+
 // Get copies an object into out.
 func (r *Reader) Get(_ context.Context, name client.ObjectKey, out client.Object, opts ...client.GetOption) error {
 	var options client.GetOptions

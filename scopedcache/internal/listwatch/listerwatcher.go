@@ -36,6 +36,9 @@ type ListerWatcher struct {
 	Turn      func(ctx context.Context) (release func(), err error)
 	ReturnAll bool          // return every error to the informer
 	Poll      time.Duration // if not 0, the interval of lists instead of watches
+	// Consistent makes a list that may be of any version one of the latest version. Streamed lists
+	// are.
+	Consistent bool
 }
 
 // errNotStreamed makes a Reflector that has begun to stream lists fall back to list.
@@ -60,6 +63,10 @@ func (l *ListerWatcher) ListWithContext(ctx context.Context, options metav1.List
 			return nil, err
 		}
 		defer release()
+		if l.Consistent && options.ResourceVersion == "0" {
+			// API servers answer lists of any version in one page whatever the limit is. So does this.
+			options.ResourceVersion, options.Limit = "", 0
+		}
 		return l.ListerWatcherWithContext.ListWithContext(ctx, options)
 	})
 }

@@ -1,15 +1,19 @@
 package scopedcache_test
 
 import (
+	"context"
 	"crypto/tls"
 	"encoding/pem"
+	"io"
 	"net/http"
 	"net/http/httptest"
 	"net/http/httputil"
 	"net/url"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
+	"time"
 
 	. "github.com/onsi/gomega"
 	"k8s.io/client-go/rest"
@@ -20,6 +24,8 @@ import (
 type faultyServer struct {
 	*httptest.Server
 	config *rest.Config // makes requests as the user, through this proxy
+
+	watchDelay atomic.Int64 // in nanoseconds: how much later the client receives what a watch sends
 
 	mu sync.Mutex
 	// answer returns true if it has answered the request. Guarded by mu.
@@ -36,13 +42,19 @@ func newFaultyServer(t testing.TB, u *user) *faultyServer {
 	tlsConfig, err := rest.TLSConfigFor(u.config)
 	g.Expect(err).NotTo(HaveOccurred())
 	transport := &http.Transport{TLSClientConfig: tlsConfig, ForceAttemptHTTP2: true}
+	f := &faultyServer{done: make(chan struct{})}
 	proxy := &httputil.ReverseProxy{
 		Rewrite:       func(r *httputil.ProxyRequest) { r.SetURL(target) },
 		Transport:     transport,
 		FlushInterval: -1, // flush at once, for watches
 		ErrorHandler:  func(w http.ResponseWriter, _ *http.Request, _ error) { w.WriteHeader(http.StatusBadGateway) },
+		ModifyResponse: func(resp *http.Response) error {
+			if resp.Request.URL.Query().Get("watch") != "" {
+				resp.Body = &delayedBody{resp.Body, resp.Request.Context(), &f.watchDelay}
+			}
+			return nil
+		},
 	}
-	f := &faultyServer{done: make(chan struct{})}
 	f.Server = httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
 		f.mu.Lock()
 		answer := f.answer
@@ -72,6 +84,24 @@ func newFaultyServer(t testing.TB, u *user) *faultyServer {
 		transport.CloseIdleConnections()
 	})
 	return f
+}
+
+// delayedBody is the answer to a watch that arrives later.
+type delayedBody struct {
+	io.ReadCloser
+	ctx   context.Context
+	delay *atomic.Int64
+}
+
+func (d *delayedBody) Read(into []byte) (int, error) {
+	n, err := d.ReadCloser.Read(into)
+	if delay := d.delay.Load(); delay > 0 {
+		select {
+		case <-time.After(time.Duration(delay)):
+		case <-d.ctx.Done():
+		}
+	}
+	return n, err
 }
 
 // answerWith makes the proxy call answer for each request. The proxy forwards a request for which

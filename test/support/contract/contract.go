@@ -68,6 +68,7 @@ func Test(t *testing.T, newWorld func(t *testing.T) World) {
 		"UnwatchInsideAHandler": unwatchInsideAHandler, "WatchContent": watchContent, "States": states,
 		"SubscribeStates": subscribeStates,
 		"Permissions":     permissions,
+		"ReadYourWrites":  readYourWrites,
 		"Bound":           boundToObject, "Source": extensionSource, "TypedSource": typedSource,
 	} {
 		t.Run(name, func(t *testing.T) { test(t, newWorld(t)) })
