@@ -3,6 +3,7 @@ package scopedcache
 import (
 	"github.com/pkg/errors"
 	"k8s.io/client-go/rest"
+	"k8s.io/utils/ptr"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/latchkey-dev/latchkey/internal/ownwrites"
@@ -24,7 +25,7 @@ import (
 // after an eviction, and after a write whose outcome is unknown, for example because of a timeout.
 // Reads of that object, or of the kind in that namespace, then are lists with the selectors of the
 // informer, until the informer has the version of such a list. Without other changes that takes up
-// to a minute.
+// to a minute or, with EnableWatchBookmarks false, until the next change.
 //
 // All clients that NewClient has created for one cache have what any of them wrote. Other clients
 // of the cache, and reads of the cache itself or of a [Handle], wait for nothing. NewClient needs
@@ -58,11 +59,17 @@ func NewClient(config *rest.Config, options client.Options) (client.Client, erro
 	cached := *options.Cache
 	cached.EnableReadYourWritesConsistency = nil
 	options.Cache = &cached
+	dryRun := ptr.Deref(options.DryRun, false)
+	options.DryRun = nil
 	created, err := client.New(config, options)
 	if err != nil {
 		return nil, errors.WithStack(err)
 	}
-	return ownwrites.NewClient(created, source.OwnWrites), nil
+	own := ownwrites.NewClient(created, source.OwnWrites)
+	if dryRun { // around the client that records, so that it knows
+		return client.NewDryRunClient(own), nil
+	}
+	return own, nil
 }
 
 var _ client.NewClientFunc = NewClient

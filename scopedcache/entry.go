@@ -198,9 +198,7 @@ func (s *entry) start(i *informer) error {
 			return err
 		}
 	}
-	if i.consistent {
-		i.since = s.env.writes.Now()
-	}
+	i.willList()
 	s.running = i
 	s.entries.running.Go(func() { // the caller's goroutine is counted in running
 		i.shared.RunWithContext(i.life)

@@ -43,7 +43,7 @@ type informer struct {
 	mapping    *meta.RESTMapping
 	resource   listwatch.Resource // what is listed and watched
 	config     cache.Config       // the cache's options for the scope, with the scope's selectors
-	since      uint64             // set before the start: see ownwrites.Informer
+	since      atomic.Uint64      // see ownwrites.Informer
 	consistent bool               // whether the first list is
 	polls      bool               // lists instead of watching
 	mu         sync.Mutex
@@ -84,7 +84,18 @@ func (i *informer) takeTurn(ctx context.Context, lists *ListLimit) (release func
 	if release, err = lists.acquire(ctx, i.mapping.Resource); err == nil {
 		i.turn.Store(&release)
 	}
+	if !i.shared.HasSynced() {
+		i.willList()
+	}
 	return release, err
+}
+
+// willList records which writes the first list will have, if it is consistent. It may be sent again
+// before it succeeds.
+func (i *informer) willList() {
+	if i.consistent {
+		i.since.Store(i.entry.env.writes.Now())
+	}
 }
 
 // endTurn ends the turn of the latest list, which has been read or has failed.

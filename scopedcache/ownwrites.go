@@ -66,19 +66,21 @@ func (r *reader) getOwn(ctx context.Context, k *kind, key client.ObjectKey, obje
 	bounded, cancel := r.user.withReadTimeout(ctx)
 	defer cancel()
 	read := ofObject(key)
-	from, err := r.upToDate(bounded, k, r.chooser(k, &read, key.Namespace), func(i *informer) *ownwrites.Required {
-		return r.env.writes.BeforeGet(k.gvk.GroupKind(), types.NamespacedName{
-			Namespace: i.namespaceOf(key.Namespace),
-			Name:      key.Name,
-		})
-	}, &read)
+	err := r.readOwn(bounded, ownRead{
+		choose: r.chooser(k, &read, key.Namespace),
+		before: func(i *informer) *ownwrites.Required {
+			return r.env.writes.BeforeGet(k.gvk.GroupKind(), types.NamespacedName{
+				Namespace: i.namespaceOf(key.Namespace),
+				Name:      key.Name,
+			})
+		},
+		requires: &read,
+		read:     func(from client.Reader, _ *entry) error { return from.Get(ctx, key, object, opts...) },
+	})
 	if r.env.options.LiveGet && apierrors.IsForbidden(err) {
 		return r.getLive(bounded, k, key, object, err)
 	}
-	if err != nil {
-		return err
-	}
-	return from.Get(ctx, key, object, opts...)
+	return err
 }
 
 // listOwn is List for a client whose writes the result has to include.
@@ -93,78 +95,81 @@ func (r *reader) listOwn(ctx context.Context, k *kind, list client.ObjectList, o
 		return r.listConfigured(bounded, k, list, *options, true)
 	}
 	read := ofList(options)
-	from, err := r.readerOf(bounded, k, r.chooser(k, &read, options.Namespace), options, true)
-	if err != nil {
-		return err
-	}
-	return from.List(ctx, list, options)
+	return r.listFrom(bounded, k, r.chooser(k, &read, options.Namespace), list, options, true)
 }
 
-// readerOf returns what a List reads from. own says whether the result has to include the writes of
-// the client.
-func (r *reader) readerOf(ctx context.Context, k *kind, choose chooseInformer, options *client.ListOptions,
-	own bool) (client.Reader, error) {
+// listFrom lists from the informer that choose returns. own says whether the result has to include
+// the writes of the client.
+func (r *reader) listFrom(ctx context.Context, k *kind, choose chooseInformer, list client.ObjectList,
+	options *client.ListOptions, own bool) error {
 	if !own {
 		running, err := choose(ctx)
 		if err != nil {
-			return nil, err
+			return err
 		}
-		return running, nil
+		return running.List(ctx, list, options)
 	}
 	read := ofList(options)
-	return r.upToDate(ctx, k, choose, func(i *informer) *ownwrites.Required {
-		return r.env.writes.BeforeList(k.gvk.GroupKind(), i.namespaceOf(read.namespace), read.name)
-	}, &read)
+	return r.readOwn(ctx, ownRead{
+		choose: choose,
+		before: func(i *informer) *ownwrites.Required {
+			return r.env.writes.BeforeList(k.gvk.GroupKind(), i.namespaceOf(read.namespace), read.name)
+		},
+		requires: &read,
+		read: func(from client.Reader, of *entry) error {
+			return from.List(ctx, list, of.requires.without(*options))
+		},
+	})
 }
 
-// upToDate waits until the informer that answers a read has the client's own writes. If only the
-// API server can tell what they did, upToDate reads from there.
-func (r *reader) upToDate(ctx context.Context, k *kind, choose chooseInformer,
-	before func(*informer) *ownwrites.Required, read *requirements) (client.Reader, error) {
+// ownRead is a read that has to include the client's own writes.
+type ownRead struct {
+	choose   chooseInformer
+	before   func(*informer) *ownwrites.Required // the writes, for the informer that is chosen
+	requires *requirements
+	read     func(client.Reader, *entry) error // from an informer, or what stands for it; may be repeated
+}
+
+// readOwn waits until the informer that answers a read has the client's own writes. If only the API
+// server can tell what they did, readOwn reads from there.
+func (r *reader) readOwn(ctx context.Context, wanted ownRead) error {
 	var required *ownwrites.Required
 	for pause := firstLook; ; pause = min(pause*3/2, longestLook) {
-		running, err := choose(ctx)
+		running, err := wanted.choose(ctx)
 		if err != nil {
-			return nil, err
+			return err
 		}
 		if required == nil {
-			required = before(running)
+			required = wanted.before(running)
 			defer required.Done()
 		}
-		judgement := required.Judge(seenBy{running})
-		if judgement.Ready {
-			r.note(ctx, running)
-			return withoutRequired{running, running.entry}, nil
+		if running.life.Err() != nil {
+			continue // it ended after it was chosen, and the writes that it lacks may be forgotten
 		}
-		if judgement.Ask || running.polls {
-			now, err := r.readNow(ctx, running, required, read)
-			if err != nil {
-				return nil, err
+		judgement := required.Judge(seenBy{running})
+		switch {
+		case judgement.Ready:
+			if err := wanted.read(running, running.entry); err != nil && !apierrors.IsNotFound(err) || required.Still() {
+				r.note(ctx, running)
+				return err
 			}
-			return withoutRequired{now, running.entry}, nil
+			continue
+		case judgement.Ask, running.polls:
+			now, err := r.readNow(ctx, running, required, wanted.requires)
+			if err != nil {
+				return err
+			}
+			return wanted.read(now, running.entry)
 		}
 		select {
 		case <-time.After(pause):
 		case <-running.life.Done(): // there may be another one
 		case <-r.user.stopped():
-			return nil, r.user.stopError()
+			return r.user.stopError()
 		case <-ctx.Done():
-			return nil, running.behind(judgement, context.Cause(ctx))
+			return running.behind(judgement, context.Cause(ctx))
 		}
 	}
-}
-
-// withoutRequired lists without the fields that the informer's scope has required already.
-type withoutRequired struct {
-	client.Reader
-	entry *entry
-}
-
-// List implements client.Reader.
-func (w withoutRequired) List(ctx context.Context, list client.ObjectList, opts ...client.ListOption) error {
-	var options client.ListOptions
-	options.ApplyOptions(opts)
-	return w.Reader.List(ctx, list, w.entry.requires.without(options))
 }
 
 // readNow reads from the API server what an informer would have.
@@ -183,14 +188,19 @@ func (r *reader) readNow(ctx context.Context, i *informer, required *ownwrites.R
 	if err != nil {
 		return nil, errors.WithStack(err)
 	}
+	byKey := make(map[types.NamespacedName]client.Object, len(items))
+	for _, item := range items {
+		if object, ok := item.(client.Object); ok {
+			byKey[client.ObjectKeyFromObject(object)] = object
+		}
+	}
 	required.Listed(versioned.GetResourceVersion(), func(key types.NamespacedName) (ownwrites.Object, map[string]string,
 		bool) {
-		for _, item := range items {
-			if object, ok := item.(client.Object); ok && client.ObjectKeyFromObject(object) == key {
-				return ownwrites.Object{UID: object.GetUID(), Version: object.GetResourceVersion()}, object.GetLabels(), true
-			}
+		object, found := byKey[key]
+		if !found {
+			return ownwrites.Object{}, nil, false
 		}
-		return ownwrites.Object{}, nil, false
+		return ownwrites.Object{UID: object.GetUID(), Version: object.GetResourceVersion()}, object.GetLabels(), true
 	})
 	transform := transformOf(i.entry.selection.kind, i.config.Transform)
 	stored := make([]any, 0, len(items))
@@ -242,7 +252,7 @@ type seenBy struct{ *informer }
 var _ ownwrites.Informer = seenBy{}
 
 // Since implements ownwrites.Informer.
-func (s seenBy) Since() uint64 { return s.since }
+func (s seenBy) Since() uint64 { return s.since.Load() }
 
 // Version implements ownwrites.Informer.
 func (s seenBy) Version() string { return s.shared.LastSyncResourceVersion() }
@@ -265,11 +275,16 @@ func (s seenBy) Covers(namespace, name string) bool {
 	if s.resource.Namespace != "" && namespace != "" && namespace != s.resource.Namespace {
 		return false
 	}
-	if s.config.FieldSelector == nil || name == "" {
+	if s.config.FieldSelector == nil {
 		return true
 	}
-	required, restricted := s.config.FieldSelector.RequiresExactMatch(nameField)
-	return !restricted || required == name
+	for _, requirement := range s.config.FieldSelector.Requirements() {
+		value := map[string]string{nameField: name, namespaceField: namespace}[requirement.Field]
+		if value != "" && isEqual(requirement.Operator) != (requirement.Value == value) {
+			return false
+		}
+	}
+	return true
 }
 
 // Selects implements ownwrites.Informer.

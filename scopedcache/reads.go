@@ -9,6 +9,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
@@ -29,7 +30,7 @@ func (r *reader) Get(ctx context.Context, name client.ObjectKey, object client.O
 	if err != nil {
 		return err
 	}
-	own := ownwrites.WantedByGet(opts)
+	own := ownwrites.WantedByGet(opts) && r.env.writes.Concern(kind.gvk.GroupKind(), name)
 	if running := kind.ready(name.Namespace); running != nil && !own && r.user.runs() {
 		r.note(ctx, running)
 		return running.Get(ctx, name, object, opts...)
@@ -65,7 +66,8 @@ func (r *reader) List(ctx context.Context, list client.ObjectList, opts ...clien
 	}
 	var options client.ListOptions
 	options.ApplyOptions(opts)
-	configured, own := len(kind.config.namespaces) > 0, ownwrites.WantedByList(opts)
+	configured := len(kind.config.namespaces) > 0
+	own := ownwrites.WantedByList(opts) && r.env.writes.Concern(kind.gvk.GroupKind(), types.NamespacedName{})
 	if running := kind.ready(options.Namespace); running != nil && !configured && !own && r.user.runs() {
 		r.note(ctx, running)
 		return running.List(ctx, list, opts...)
@@ -341,16 +343,26 @@ func (r *reader) listConfigured(ctx context.Context, k *kind, list client.Object
 	if options.Continue != "" {
 		return errors.New("continue list option is not supported by the cache")
 	}
-	limit := options.Limit
-	var all []runtime.Object
+	var parts []listPart
 	for namespace := range k.config.namespaces {
 		choose := func(ctx context.Context) (*informer, error) { return r.awaitUnselected(ctx, k, namespace) }
-		from, err := r.readerOf(ctx, k, choose, &options, own)
-		if err != nil {
-			return err
-		}
+		parts = append(parts, func(list client.ObjectList, options *client.ListOptions) error {
+			return r.listFrom(ctx, k, choose, list, options, own)
+		})
+	}
+	return listAll(parts, list, options)
+}
+
+// listPart lists a part of the objects.
+type listPart func(client.ObjectList, *client.ListOptions) error
+
+// listAll lists one part after the other, until the limit is reached.
+func listAll(parts []listPart, list client.ObjectList, options client.ListOptions) error {
+	limit := options.Limit
+	var all []runtime.Object
+	for _, listPart := range parts {
 		part := list.DeepCopyObject().(client.ObjectList)
-		if err := from.List(ctx, part, &options); err != nil {
+		if err := listPart(part, &options); err != nil {
 			return err
 		}
 		items, err := meta.ExtractList(part)

@@ -18,7 +18,14 @@ const maxAnswer = 4 << 20
 type exchange struct {
 	wantsAnswer bool // the answer is kept, because the client does not return it
 	sent        bool
+	doubtful    bool // an attempt before the latest one may have changed something
+	last        bool // so may the latest one
 	answer      *bytes.Buffer
+}
+
+// mayHaveChanged reports whether a request may have been executed that was answered with an error.
+func mayHaveChanged(code int) bool {
+	return code < http.StatusBadRequest || code >= http.StatusInternalServerError || code == http.StatusRequestTimeout
 }
 
 type exchangeKey struct{}
@@ -51,8 +58,10 @@ func (t transport) RoundTrip(req *http.Request) (*http.Response, error) {
 	if !ok {
 		return t.next.RoundTrip(req)
 	}
+	e.doubtful = e.doubtful || e.last // client-go tries again after some errors
 	e.sent, e.answer = true, nil
 	resp, err := t.next.RoundTrip(req)
+	e.last = err != nil || mayHaveChanged(resp.StatusCode)
 	if err == nil && e.wantsAnswer && resp.Body != nil {
 		e.answer = &bytes.Buffer{}
 		resp.Body = keptBody{resp.Body, e.answer}

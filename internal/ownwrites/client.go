@@ -3,7 +3,6 @@ package ownwrites
 import (
 	"context"
 	"encoding/json"
-	"net/http"
 
 	"github.com/pkg/errors"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -132,22 +131,27 @@ func ignores(dryRun []string, disabled bool) bool { return len(dryRun) > 0 || di
 // write sends a write, and records it. The answer is in the object, which is a client.Object or an
 // ApplyConfiguration.
 func (c *Client) write(ctx context.Context, object any, ignored bool, send func(context.Context) error) error {
-	return c.record(ctx, object, ignored, send, func() Write { return answered(c.metadataOf(object)) })
+	return c.record(ctx, object, ignored, send, func(before *metadata) (*metadata, Write) {
+		after := c.metadataOf(object)
+		if after == nil {
+			return before, Write{Unknown: true}
+		}
+		return after, answered(after)
+	})
 }
 
-// record is write with a function that returns what the answer says.
+// record is write with a function that returns what the answer says, and of which object.
 func (c *Client) record(ctx context.Context, object any, ignored bool, send func(context.Context) error,
-	answer func() Write) error {
+	answer func(before *metadata) (*metadata, Write)) error {
 	before := c.metadataOf(object)
 	if ignored || before == nil {
 		return send(ctx)
 	}
 	e := &exchange{}
 	err := send(withExchange(ctx, e))
-	switch after := c.metadataOf(object); {
-	case err == nil && after != nil:
-		c.add(after, answer())
-	case err == nil, isUnknown(e, err):
+	if err == nil {
+		c.add(answer(before))
+	} else if isUnknown(e, err) {
 		c.add(before, Write{Unknown: true})
 	}
 	return err
@@ -156,16 +160,17 @@ func (c *Client) record(ctx context.Context, object any, ignored bool, send func
 // isUnknown reports whether a request that failed may have changed something.
 func isUnknown(e *exchange, err error) bool {
 	var status apierrors.APIStatus
-	if !e.sent || !errors.As(err, &status) {
+	if !e.sent || e.doubtful || !errors.As(err, &status) {
 		return e.sent
 	}
-	code := status.Status().Code
-	return code < http.StatusBadRequest || code >= http.StatusInternalServerError || code == http.StatusRequestTimeout
+	return mayHaveChanged(int(status.Status().Code))
 }
 
-// add records a write.
+// add records a write. A version is what can be waited for: not all aggregated API servers have
+// versions.
 func (c *Client) add(object *metadata, write Write) {
-	if writes := c.writes(); writes != nil {
+	hasVersion := write.Version != "" || write.Gone || write.Unknown
+	if writes := c.writes(); writes != nil && hasVersion {
 		writes.Add(object.kind, c.keyOf(object), write)
 	}
 }
@@ -222,14 +227,13 @@ func (c *Client) metadataOf(object any) *metadata {
 
 // answered returns what an answer says that is the object.
 func answered(object *metadata) Write {
-	w := Write{Object: Object{UID: object.UID, Version: object.ResourceVersion}, Labels: object.Labels}
-	if w.Labels == nil {
-		w.Labels = map[string]string{}
-	}
+	w := Write{Object: Object{UID: object.UID, Version: object.ResourceVersion}, Labels: copyOf(object.Labels)}
 	// The API server deletes an object that is being deleted when the last finalizer goes, and answers
-	// with the object of the request.
-	w.Gone = object.DeletionTimestamp != nil && len(object.Finalizers) == 0 &&
-		ptr.Deref(object.DeletionGracePeriodSeconds, 1) == 0
+	// with the object of the request. A Namespace may have finalizers elsewhere.
+	if object.DeletionTimestamp != nil && len(object.Finalizers) == 0 {
+		w.Unknown = object.DeletionGracePeriodSeconds == nil
+		w.Gone = !w.Unknown && *object.DeletionGracePeriodSeconds == 0
+	}
 	return w
 }
 
@@ -237,12 +241,13 @@ func answered(object *metadata) Write {
 func (c *Client) Delete(ctx context.Context, object client.Object, opts ...client.DeleteOption) error {
 	o := (&client.DeleteOptions{}).ApplyOptions(opts)
 	given := c.metadataOf(object)
-	writes := c.writes()
-	if ignores(o.DryRun, o.DisableReadYourWritesConsistency) || given == nil || writes == nil {
+	if ignores(o.DryRun, o.DisableReadYourWritesConsistency) || given == nil {
 		return c.Client.Delete(ctx, object, opts...)
 	}
-	known := writes.Peek(given.kind, c.keyOf(given))
-	known = append(known, Object{UID: given.UID, Version: given.ResourceVersion})
+	known := []Object{{UID: given.UID, Version: given.ResourceVersion}}
+	if writes := c.writes(); writes != nil {
+		known = append(known, writes.Peek(given.kind, c.keyOf(given))...)
+	}
 	if o.Preconditions != nil {
 		known = append(known, Object{
 			UID:     ptr.Deref(o.Preconditions.UID, given.UID),
@@ -272,7 +277,7 @@ func deleted(e *exchange, known []Object) Write {
 	}
 	if !answer.isStatus() {
 		w := answered(&metadata{ObjectMeta: answer.Metadata})
-		w.Gone = w.Gone || answer.Metadata.DeletionTimestamp == nil
+		w.Gone = !w.Unknown && (w.Gone || answer.Metadata.DeletionTimestamp == nil)
 		return w
 	}
 	w := Write{Gone: true, Object: Object{UID: answer.Details.UID}}

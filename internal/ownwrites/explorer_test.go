@@ -37,6 +37,18 @@ type exploredInformer struct {
 	version  int // of the last event that it received, or of a list
 	read     int // the revision of the last read, at least
 	runs     bool
+	arriving int // how many events arrive while the informer is looked at
+	early    int // how many looks come before these
+}
+
+// looked lets an event arrive after a look.
+func (i *exploredInformer) looked() {
+	if i.early > 0 {
+		i.early--
+	} else if i.arriving > 0 {
+		i.arriving--
+		i.world.receive(slices.Index(i.world.informers, i))
+	}
 }
 
 func (i *exploredInformer) view(revision int) state {
@@ -47,9 +59,13 @@ func (i *exploredInformer) view(revision int) state {
 	return s
 }
 
-func (i *exploredInformer) Since() uint64   { return i.since }
-func (i *exploredInformer) Version() string { return fmt.Sprint(i.version) }
+func (i *exploredInformer) Since() uint64 { return i.since }
+func (i *exploredInformer) Version() string {
+	defer i.looked()
+	return fmt.Sprint(i.version)
+}
 func (i *exploredInformer) Stored(types.NamespacedName) (Object, bool) {
+	defer i.looked()
 	s := i.view(i.position)
 	return Object{UID: types.UID(fmt.Sprint(s.uid)), Version: fmt.Sprint(s.version)}, s.exists
 }
@@ -206,6 +222,24 @@ var steps = map[string]func(*world) bool{
 		}
 		return possible
 	},
+	"update, and unknown one at once": func(w *world) bool {
+		possible := w.update(true)
+		updated := w.state()
+		if possible = possible && w.update(true); possible {
+			w.unknown(exploredKey)
+			w.add(exploredKey, left(updated))
+		}
+		return possible
+	},
+	"update, and delete by name at once": func(w *world) bool {
+		possible := w.update(true)
+		updated := w.state()
+		if possible = possible && w.delete() && !w.state().exists; possible {
+			w.add(exploredKey, deletionOf(updated, 0))
+			w.add(exploredKey, left(updated))
+		}
+		return possible
+	},
 	"delete and create at once": func(w *world) bool {
 		before := w.state()
 		possible := w.delete() && w.create(true, false)
@@ -300,17 +334,26 @@ func (w *world) bookmark(n int) bool {
 	return true
 }
 
-// read reads from an informer, and returns what is wrong with that.
-func (w *world) read(n int) error {
+// read reads from an informer, and returns what is wrong with that. arriving is how many events
+// arrive meanwhile.
+func (w *world) read(n, arriving int) error {
 	i := w.informers[n]
 	if !i.runs {
 		return nil
 	}
+	i.arriving, i.early = arriving, (len(w.history)+i.position)%6
+	defer func() { i.arriving, i.early = 0, 0 }()
 	required := w.writes.BeforeGet(exploredKind, exploredKey)
 	defer required.Done()
 	judgement := required.Judge(i)
+	i.looked()
 	shown := i.view(i.position)
+	i.looked()
 	switch {
+	case judgement.Ready && !required.Still() && arriving > 0:
+		return nil // the read begins again
+	case judgement.Ready && !required.Still():
+		return errors.New("the read begins again, although nothing has happened")
 	case judgement.Ask:
 		shown = i.view(w.now())
 		required.Listed(fmt.Sprint(w.now()), func(types.NamespacedName) (Object, map[string]string, bool) {
@@ -318,7 +361,7 @@ func (w *world) read(n int) error {
 				shown.exists
 		})
 	case !judgement.Ready:
-		if i.next() == 0 {
+		if i.next() == 0 && arriving == 0 {
 			return fmt.Errorf("the read waits for %+v, and no event will come", judgement)
 		}
 		return nil
@@ -338,14 +381,18 @@ func (w *world) read(n int) error {
 func (w *world) step(name string, reads bool) error {
 	switch name {
 	case "read the first":
-		return w.read(0)
+		return w.read(0, 0)
 	case "read the second":
-		return w.read(1)
+		return w.read(1, 0)
+	case "read the first while events arrive":
+		return w.read(0, 1+len(w.history)%2)
+	case "read the second while events arrive":
+		return w.read(1, 1+len(w.history)%2)
 	}
 	if !steps[name](w) || !reads {
 		return nil
 	}
-	return errors.Join(w.read(0), w.read(1))
+	return errors.Join(w.read(0, 0), w.read(1, 0))
 }
 
 // settle lets all events arrive. Then no requirement is left.
@@ -354,7 +401,7 @@ func (w *world) settle() error {
 		for w.receive(n) {
 		}
 		w.bookmark(n)
-		if err := w.read(n); err != nil {
+		if err := w.read(n, 0); err != nil {
 			return err
 		}
 	}
@@ -396,7 +443,8 @@ func TestExplore(t *testing.T) {
 	for depth := 1; depth <= 3; depth++ {
 		g.Expect(all(nil, depth)).To(Succeed())
 	}
-	names = append(names, "read the first", "read the second", "read the second")
+	names = append(names, "read the first", "read the second", "read the second", "read the first while events arrive",
+		"read the second while events arrive", "event at the second")
 	random := rand.New(rand.NewPCG(1, 2))
 	for n := range 60_000 {
 		sequence := make([]string, 4+random.IntN(20))

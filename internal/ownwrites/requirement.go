@@ -1,6 +1,7 @@
 package ownwrites
 
 import (
+	"maps"
 	"slices"
 
 	"k8s.io/apimachinery/pkg/types"
@@ -70,12 +71,14 @@ const (
 	unsure                // only the API server can tell
 )
 
-// judge compares an informer with a requirement. judge has no effects.
+// judge compares an informer with a requirement. judge has no effects. The informer may receive
+// events meanwhile: its store changes before its version, so judge looks at the version first.
 func (r *requirement) judge(informer Informer) verdict {
 	if !informer.Covers(r.namespace, r.name) || informer.Since() >= r.seq {
 		return has
 	}
-	if r.barrier != "" && reached(informer.Version(), r.barrier) {
+	version := informer.Version()
+	if r.barrier != "" && reached(version, r.barrier) {
 		return has
 	}
 	stored, found := informer.Stored(r.key())
@@ -88,8 +91,8 @@ func (r *requirement) judge(informer Informer) verdict {
 	case r.unknown:
 		return unsure
 	case r.gone:
-		return r.judgeDeletion(informer, stored, found)
-	case reached(informer.Version(), r.Version):
+		return r.judgeDeletion(informer, version, stored, found)
+	case reached(version, r.Version):
 		return has
 	case found, !informer.HasSelectors():
 		return lacks
@@ -99,14 +102,14 @@ func (r *requirement) judge(informer Informer) verdict {
 
 // judgeDeletion is judge for the deletion of an object. An informer without selectors that has seen
 // the object has it until the deletion. One with selectors may not have it now, and have it again
-// before the deletion.
-func (r *requirement) judgeDeletion(informer Informer, stored Object, found bool) verdict {
+// before the deletion. A transform may have taken the UID away.
+func (r *requirement) judgeDeletion(informer Informer, version string, stored Object, found bool) verdict {
 	switch {
-	case found && (stored.UID == r.UID || stored.UID == ""):
+	case found && stored.UID == r.UID:
 		return lacks
-	case informer.HasSelectors():
+	case informer.HasSelectors(), found && stored.UID == "":
 		return unsure
-	case reached(informer.Version(), r.Version):
+	case reached(version, r.Version):
 		return has
 	}
 	return lacks
@@ -146,13 +149,15 @@ func (r *requirement) add(w *Write, seq uint64) {
 	switch {
 	case w.Unknown:
 		r.Object, r.gone, r.labels = Object{}, false, nil
-	case w.UID == before.UID && !before.unknown:
+	case before.unknown && before.UID == "":
+		return // what is unknown may have come after this write: a list will tell
+	case w.UID == before.UID && before.seq > 0:
 		r.gone = before.gone || w.Gone
 		if !after(before.Version, w.Version) {
 			r.labels = w.Labels
 		}
 		r.Version = later(before.Version, w.Version)
-	case before.seq == 0, before.unknown, !after(before.Version, w.Version):
+	case before.seq == 0, !after(before.Version, w.Version):
 		r.Object, r.gone, r.labels = w.Object, w.Gone, w.Labels
 	default: // the object of the earlier one was created after this one had been deleted
 	}
@@ -171,10 +176,14 @@ func (r *requirement) learn(informer Informer, version string, found *Object, la
 		}
 		return
 	}
-	r.Object, r.gone, r.unknown = *found, false, false
-	if r.labels = labels; labels == nil {
-		r.labels = map[string]string{}
-	}
+	r.Object, r.gone, r.unknown, r.labels = *found, false, false, copyOf(labels)
+}
+
+// copyOf returns a copy of labels that are known: those of an object belong to its owner.
+func copyOf(labels map[string]string) map[string]string {
+	known := make(map[string]string, len(labels))
+	maps.Copy(known, labels)
+	return known
 }
 
 // reached reports whether a version is another one or a later one. Versions that cannot be compared

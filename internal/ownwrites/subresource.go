@@ -23,18 +23,18 @@ type subResource struct {
 	name   string
 }
 
-// answer returns what the answer to an update, patch or apply says. into is where the client has
-// read it. A Scale has the version of its object.
-func (s *subResource) answer(into any) func() Write {
-	return func() Write {
+// answer returns what the answer to an update, patch or apply says of the object. into is where the
+// client has read it. A Scale has the version of its object.
+func (s *subResource) answer(into any) func(*metadata) (*metadata, Write) {
+	return func(object *metadata) (*metadata, Write) {
 		switch read := s.client.metadataOf(into); {
 		case read == nil:
 		case s.name == "status", s.name == "ephemeralcontainers", s.name == "resize":
-			return answered(read)
+			return object, answered(read)
 		case s.name == "scale" && read.UID != "":
-			return Write{Object: Object{UID: read.UID, Version: read.ResourceVersion}}
+			return object, Write{Object: Object{UID: read.UID, Version: read.ResourceVersion}}
 		}
-		return Write{Unknown: true}
+		return object, Write{Unknown: true}
 	}
 }
 
@@ -46,7 +46,7 @@ func (s *subResource) Create(ctx context.Context, object, sub client.Object,
 	ignored := ignores(o.DryRun, o.DisableReadYourWritesConsistency) || s.name == "token"
 	return s.client.record(ctx, object, ignored, func(ctx context.Context) error {
 		return s.SubResourceClient.Create(ctx, object, sub, opts...)
-	}, func() Write { return Write{Unknown: true} })
+	}, func(object *metadata) (*metadata, Write) { return object, Write{Unknown: true} })
 }
 
 // Update implements client.SubResourceWriter.
@@ -75,5 +75,5 @@ func (s *subResource) Apply(ctx context.Context, obj runtime.ApplyConfiguration,
 	ignored := ignores(o.DryRun, o.DisableReadYourWritesConsistency)
 	return s.client.record(ctx, obj, ignored, func(ctx context.Context) error {
 		return s.SubResourceClient.Apply(ctx, obj, opts...)
-	}, s.answer(cmp.Or(o.SubResourceBody, obj)))
+	}, s.answer(obj)) // also if there is a SubResourceBody
 }

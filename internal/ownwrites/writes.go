@@ -1,6 +1,7 @@
 package ownwrites
 
 import (
+	"maps"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -33,8 +34,9 @@ type Writes struct {
 	seq       atomic.Uint64 // of the latest write
 	count     atomic.Int64  // of all requirements
 
-	mu    sync.Mutex
-	kinds map[schema.GroupKind]*kindWrites // guarded by mu
+	mu      sync.Mutex
+	kinds   map[schema.GroupKind]*kindWrites // guarded by mu
+	checked time.Time                        // guarded by mu: when those of all kinds were last compared
 }
 
 // kindWrites are the requirements of a kind, in all versions and representations.
@@ -105,6 +107,33 @@ func (w *Writes) Add(kind schema.GroupKind, key types.NamespacedName, write Writ
 	w.count.Add(int64(len(known.objects) - before))
 	w.mu.Unlock()
 	w.forget(kind, key)
+	w.forgetAll()
+}
+
+// Concern reports whether a read of a key, or of the kind if the key has no name, may have to
+// contain a write. If not, it needs nothing else from Writes.
+func (w *Writes) Concern(kind schema.GroupKind, key types.NamespacedName) bool {
+	if w.concern(kind, key) {
+		return true
+	}
+	w.forgetAll()
+	return false
+}
+
+func (w *Writes) concern(kind schema.GroupKind, key types.NamespacedName) bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	known := w.kinds[kind]
+	if known == nil || key.Name == "" {
+		return known != nil && len(known.objects) > 0
+	}
+	clusterScoped := types.NamespacedName{Name: key.Name}
+	for _, k := range [...]types.NamespacedName{key, clusterScoped, {Namespace: key.Namespace}, {}} {
+		if known.objects[k] != nil {
+			return true
+		}
+	}
+	return false
 }
 
 // Required are the writes before a read that an informer may not have.
@@ -114,6 +143,9 @@ type Required struct {
 	open   []requirement // copies, so that later writes do not make the read wait
 	judged Informer      // by the last judgement
 	asks   []int         // which of them that was unsure about
+	shown  []int         // which of them the informer only shows
+	// version is that of the informer before the last judgement.
+	version string
 }
 
 // BeforeGet returns the writes that a Get must not be older than.
@@ -162,9 +194,13 @@ type Judgement struct {
 	Version string
 }
 
-// Judge compares the writes with an informer.
+// None reports whether nothing is required, so that no judgement is needed.
+func (r *Required) None() bool { return len(r.open) == 0 }
+
+// Judge compares the writes with an informer. After the read, Still says whether that counts.
 func (r *Required) Judge(informer Informer) Judgement {
-	r.judged, r.asks = informer, r.asks[:0]
+	r.judged, r.asks, r.shown = informer, r.asks[:0], r.shown[:0]
+	r.version = informer.Version()
 	result := Judgement{Ready: true}
 	for i := range r.open {
 		open := &r.open[i]
@@ -176,7 +212,9 @@ func (r *Required) Judge(informer Informer) Judgement {
 			}
 		case unsure:
 			r.asks = append(r.asks, i)
-		case has, shows:
+		case shows:
+			r.shown = append(r.shown, i)
+		case has:
 		}
 	}
 	if len(r.asks) > 0 {
@@ -185,9 +223,20 @@ func (r *Required) Judge(informer Informer) Judgement {
 	return result
 }
 
+// Still reports whether a read since Judge, which was Ready, contains the writes. An informer that
+// does not have an object now may have had it meanwhile, if an older event was on its way.
+func (r *Required) Still() bool {
+	for _, i := range r.shown {
+		if _, found := r.judged.Stored(r.open[i].key()); found {
+			return false
+		}
+	}
+	return len(r.shown) == 0 || r.judged.Version() == r.version // the store changes before the version
+}
+
 // Listed takes what a list says that was sent after the judgement asked for it, and that had the
 // informer's selectors, in the namespace and of the name that are read: its version, and what it
-// has of an object.
+// has of an object. Labels that are nil are none.
 func (r *Required) Listed(version string, find func(types.NamespacedName) (Object, map[string]string, bool)) {
 	r.writes.mu.Lock()
 	defer r.writes.mu.Unlock()
@@ -196,12 +245,18 @@ func (r *Required) Listed(version string, find func(types.NamespacedName) (Objec
 		return
 	}
 	for _, i := range r.asks {
-		current := known.objects[r.open[i].key()]
+		key := r.open[i].key()
+		current := known.objects[key]
 		if current == nil || current.seq != r.open[i].seq {
 			continue // there was a later write
 		}
+		if version == "" { // there is nothing to wait for
+			delete(known.objects, key)
+			r.writes.count.Add(-1)
+			continue
+		}
 		var found *Object
-		object, labels, ok := find(current.key())
+		object, labels, ok := find(key)
 		if ok {
 			found = &object
 		}
@@ -211,14 +266,28 @@ func (r *Required) Listed(version string, find func(types.NamespacedName) (Objec
 
 // Done forgets the writes that all informers have. Call it after a read.
 func (r *Required) Done() {
-	if len(r.open) == 0 {
-		return
-	}
 	keys := make([]types.NamespacedName, len(r.open))
 	for i := range r.open {
 		keys[i] = r.open[i].key()
 	}
 	r.writes.forget(r.kind, keys...)
+	r.writes.forgetAll()
+}
+
+// forgetAll is forget for all kinds, unless that was done a moment ago.
+func (w *Writes) forgetAll() {
+	w.mu.Lock()
+	now := time.Now()
+	if now.Sub(w.checked) < forgetInterval {
+		w.mu.Unlock()
+		return
+	}
+	w.checked = now
+	kinds := slices.Collect(maps.Keys(w.kinds))
+	w.mu.Unlock()
+	for _, kind := range kinds {
+		w.forget(kind)
+	}
 }
 
 // forget drops the requirements of objects that all informers of the kind meet, and now and then

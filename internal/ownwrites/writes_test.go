@@ -60,6 +60,26 @@ func TestWritesAreForgotten(t *testing.T) {
 	g.Expect(w.Any()).To(BeFalse(), "the next informer begins with a list that has both")
 }
 
+// Reads of other kinds forget what the informers have got, too: nothing may read that kind again.
+func TestReadsOfOtherKindsForget(t *testing.T) {
+	g := NewWithT(t)
+	informer := &behind{version: "10"}
+	w := New(func(schema.GroupKind) []Informer { return []Informer{informer} })
+	other := schema.GroupKind{Kind: "Other"}
+	w.Add(other, key(1), wrote("11"))
+	w.Add(exploredKind, key(1), wrote("12"))
+	g.Expect(w.Concern(other, key(1))).To(BeTrue())
+	g.Expect(w.Concern(other, types.NamespacedName{})).To(BeTrue())
+	g.Expect(w.Concern(other, key(2))).To(BeFalse())
+	informer.version = "12"
+	w.checked = w.checked.Add(-forgetInterval)
+	for _, kind := range w.kinds {
+		kind.checked = kind.checked.Add(-forgetInterval)
+	}
+	g.Expect(w.Concern(schema.GroupKind{Kind: "Third"}, key(1))).To(BeFalse())
+	g.Expect(w.Any()).To(BeFalse())
+}
+
 // Beyond a number of objects, the writes count as one of the whole kind.
 func TestWritesAreBounded(t *testing.T) {
 	g := NewWithT(t)

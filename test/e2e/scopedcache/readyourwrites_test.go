@@ -228,6 +228,24 @@ func TestReadYourWritesOfUnselected(t *testing.T) {
 	w.Expect(w.user.requests.lists("/configmaps visible=yes")).To(Equal(3))
 }
 
+// An informer that leaves a namespace out, because the cache's options have others for it, is not
+// waited for.
+func TestReadYourWritesOfOtherNamespaces(t *testing.T) {
+	w := &ownWorld{WithT: NewWithT(t), ns: createNamespace(t), user: newUser(t)}
+	w.user.grant(t, "", "configmaps", "*")
+	w.server = newFaultyServer(t, w.user)
+	w.cache = w.user.startWithConfig(t, w.server.config, scopedcache.Options{ReadTimeout: 5 * time.Second}, cache.Options{
+		DefaultNamespaces: map[string]cache.Config{w.ns: {}, "": {}},
+	})
+	w.client = ownClient(t, w.server.config, w.cache)
+	list := &corev1.ConfigMapList{}
+	w.Expect(w.client.List(t.Context(), list)).To(Succeed())
+	w.server.watchDelay.Store(int64(20 * time.Millisecond))
+	w.Expect(w.client.Create(t.Context(), configMap(w.ns, "a"))).To(Succeed())
+	w.Expect(w.client.List(t.Context(), list)).To(Succeed())
+	w.Expect(namesOf(list)).To(ContainElement("a"))
+}
+
 // A manager with a Role reads what it wrote. controller-runtime's own option, which would block, is
 // an error.
 func TestReadYourWritesOfAManager(t *testing.T) {
@@ -268,6 +286,22 @@ func TestReadYourWritesOfAManager(t *testing.T) {
 	key := client.ObjectKey{Namespace: ns, Name: "a"}
 	g.Eventually(func() error { return theirs.Get(t.Context(), key, &corev1.ConfigMap{}) }).WithTimeout(patience).
 		Should(MatchError(ContainSubstring("set NewClient to scopedcache.NewClient")))
+}
+
+// A client of dry runs writes nothing, so nothing is waited for.
+func TestReadYourWritesOfADryRun(t *testing.T) {
+	w := newOwnWorld(t, scopedcache.Options{ReadTimeout: 5 * time.Second}, cache.Options{}, "configmaps")
+	object := configMap(w.ns, "a")
+	create(t, object)
+	w.read(t, &corev1.ConfigMapList{})
+	dry, err := scopedcache.NewClient(w.server.config, client.Options{
+		HTTPClient: w.server.Client(),
+		Cache:      &client.CacheOptions{Reader: w.cache.Cache},
+		DryRun:     ptr.To(true),
+	})
+	w.Expect(err).NotTo(HaveOccurred())
+	w.Expect(dry.Delete(t.Context(), object)).To(Succeed())
+	w.Expect(dry.Get(t.Context(), client.ObjectKeyFromObject(object), object)).To(Succeed())
 }
 
 // NewClient needs a cache of this package, with informers of which it is known what they have.
