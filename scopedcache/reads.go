@@ -161,17 +161,25 @@ func (r *reader) await(ctx context.Context, k *kind, read *requirements, namespa
 // awaitInformer waits for an informer that answers a read, and creates a scope if none does. A
 // scope without selectors has precedence, because it moves no reads from one informer to another.
 func (r *reader) awaitInformer(ctx context.Context, k *kind, read *requirements, namespace string) (*informer, error) {
+	var forbidden error
 	if k.unselected(namespace) == nil {
-		if running, err := r.awaitSelected(ctx, k, read); running != nil || err != nil {
+		var running *informer
+		var err error
+		if running, forbidden, err = r.awaitSelected(ctx, k, read); running != nil || err != nil {
 			return running, err
 		}
 	}
-	running, forbidden := r.awaitUnselected(ctx, k, namespace)
-	if !apierrors.IsForbidden(forbidden) {
-		return running, forbidden
-	}
-	if running, err := r.awaitSelected(ctx, k, read); running != nil || err != nil {
-		return running, err
+	// Where a part is Forbidden, the whole is. A scope of the whole would be Synced later, beside that
+	// of the part: a reconciler would hear of a change from one, and not find it in the other yet.
+	if forbidden == nil {
+		running, err := r.awaitUnselected(ctx, k, namespace)
+		if !apierrors.IsForbidden(err) {
+			return running, err
+		}
+		forbidden = err
+		if running, _, err := r.awaitSelected(ctx, k, read); running != nil || err != nil {
+			return running, err
+		}
 	}
 	return r.awaitNamed(ctx, k, read, namespace, forbidden)
 }
@@ -200,10 +208,12 @@ func (r *reader) markSelectedReadLocked(e *entry) {
 }
 
 // awaitSelected waits for the informer of a scope with selectors that answers a read. awaitSelected
-// returns nil without an error if there is no such scope, or if none of them may be read, or works.
-func (r *reader) awaitSelected(ctx context.Context, k *kind, read *requirements) (*informer, error) {
+// returns no informer and no error if there is no such scope, or if none of them may be read, or
+// works. forbidden is why, if one may not be read.
+func (r *reader) awaitSelected(ctx context.Context, k *kind, read *requirements) (running *informer, forbidden,
+	err error) {
 	if running := r.readySelected(k, read); running != nil {
-		return running, nil
+		return running, nil, nil
 	}
 	r.entries.mu.Lock()
 	answering := k.answeringLocked(read)
@@ -215,12 +225,14 @@ func (r *reader) awaitSelected(ctx context.Context, k *kind, read *requirements)
 		if e.fails() {
 			continue
 		}
-		running, err := e.await(ctx, r.user)
-		if !apierrors.IsForbidden(err) && !errors.Is(err, ErrReleased) {
-			return running, err
+		switch running, err := e.await(ctx, r.user); {
+		case apierrors.IsForbidden(err):
+			forbidden = err
+		case !errors.Is(err, ErrReleased):
+			return running, nil, err
 		}
 	}
-	return nil, nil
+	return nil, forbidden, nil
 }
 
 // awaitUnselected waits for the informer without selectors that serves a namespace, and creates its

@@ -13,6 +13,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/util/yaml"
@@ -117,11 +118,9 @@ func (r *reconciler) install(ctx context.Context, extension *unstructured.Unstru
 	namespace, _, _ := unstructured.NestedString(extension.Object, "spec", "namespace")
 
 	content := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: key.Name}}
-	// The scope is the whole namespace, because the cached read below uses an informer with that
-	// scope. So one informer serves both.
-	isContent := predicate.NewPredicateFuncs(func(object client.Object) bool { return object.GetName() == key.Name })
-	if err := r.watch(ctx, connection, extension, "manifests", clustercache.Scope{}, []predicate.Predicate{isContent},
-		content); err != nil {
+	// The cached read below uses the informer of this watch, so a Role with resourceNames suffices.
+	isContent := clustercache.Scope{FieldSelector: fields.OneTermEqualSelector(metav1.ObjectNameField, key.Name)}
+	if err := r.watch(ctx, connection, extension, "manifests", isContent, content); err != nil {
 		return err
 	}
 	if err := c.Get(ctx, client.ObjectKey{Namespace: namespace, Name: key.Name}, content); err != nil {
@@ -157,14 +156,14 @@ func (r *reconciler) install(ctx context.Context, extension *unstructured.Unstru
 	ownScope := clustercache.Scope{
 		LabelSelector: labels.SelectorFromSet(labels.Set{ownerLabel: string(extension.GetUID())}),
 	}
-	return r.watch(ctx, connection, extension, "content", ownScope, nil, kinds...)
+	return r.watch(ctx, connection, extension, "content", ownScope, kinds...)
 }
 
 // watch makes events about objects of these kinds reconcile the extension. kinds replaces the kinds
 // of the previous call with the same purpose: watches of kinds that are not in the list end. All
 // watches end when the extension is deleted or recreated.
 func (r *reconciler) watch(ctx context.Context, connection clustercache.Bound, extension client.Object, purpose string,
-	scope clustercache.Scope, predicates []predicate.Predicate, kinds ...client.Object) error {
+	scope clustercache.Scope, kinds ...client.Object) error {
 	key := client.ObjectKeyFromObject(extension)
 	return connection.WatchContent(ctx, clustercache.NewContentWatch(clustercache.ContentWatchOptions{
 		Name:         name + "/" + purpose,
@@ -173,7 +172,6 @@ func (r *reconciler) watch(ctx context.Context, connection clustercache.Bound, e
 		Scope:        scope,
 		Dependent:    extension.GetUID(),
 		EventHandler: clustercache.EnqueueFor(key),
-		Predicates:   predicates,
 		// A watch that the ServiceAccount has no permission for begins once the permission is
 		// granted. Until then, drift of these objects goes unnoticed.
 		OnError: func(ctx context.Context, problem clustercache.WatchError) {
