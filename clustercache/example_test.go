@@ -21,6 +21,7 @@ import (
 
 	"github.com/latchkey-dev/latchkey/clustercache"
 	"github.com/latchkey-dev/latchkey/credential"
+	"github.com/latchkey-dev/latchkey/scopedcache"
 )
 
 // This is the minimum that a host operator needs. The README shows these lines.
@@ -282,4 +283,20 @@ func ExampleClientCacheOptions() {
 var readingItsWrites = clustercache.ClientOptions{
 	UserAgent: "my-operator",
 	Cache:     clustercache.ClientCacheOptions{ReadYourWrites: true},
+}
+
+// A watch of two namespaces, in each of which the extension's identity has a Role.
+func ExampleWatcherOptions_namespaces() {
+	register := func(ctx context.Context, cc clustercache.ClusterCache, controller controller.Controller,
+		extension client.ObjectKey) error {
+		watch := clustercache.NewWatcher(clustercache.WatcherOptions{
+			Name:         "both-teams",
+			Watcher:      controller,
+			Kind:         &corev1.ConfigMap{},
+			EventHandler: clustercache.EnqueueFor(extension),
+			Scope:        clustercache.Scope{Namespaces: scopedcache.InNamespaces("team-red", "team-blue")},
+		})
+		return cc.Watch(ctx, extension, watch)
+	}
+	_ = register
 }

@@ -101,11 +101,24 @@ func (n noServer) RoundTrip(req *http.Request) (*http.Response, error) {
 // receives errors of the client.
 func (c *connection) Hold(_ context.Context, object client.Object, scope scopedcache.Scope, _ string,
 	observe func(scopedcache.ScopeState)) (watches.Informer, error) {
+	if observe == nil {
+		observe = func(scopedcache.ScopeState) {}
+	}
+	if scope.Namespaces != nil {
+		return c.holdSet(object, scope, observe)
+	}
+	if _, err := scope.Members(); err != nil {
+		return nil, err
+	}
+	return c.hold(object, scope, observe)
+}
+
+// hold is Hold for a scope with one informer.
+func (c *connection) hold(object client.Object, scope scopedcache.Scope,
+	observe func(scopedcache.ScopeState)) (watches.Informer, error) {
 	created, err := c.newInformer(object, scope, observe)
 	if meta.IsNoMatchError(err) {
-		if observe != nil {
-			observe(scopedcache.ScopeState{State: scopedcache.StateNotServed, LastError: err})
-		}
+		observe(scopedcache.ScopeState{State: scopedcache.StateNotServed, LastError: err})
 		return notServed{}, nil
 	}
 	return created, err

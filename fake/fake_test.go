@@ -23,9 +23,11 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
 	"sigs.k8s.io/controller-runtime/pkg/event"
 	"sigs.k8s.io/controller-runtime/pkg/handler"
+	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 	"sigs.k8s.io/controller-runtime/pkg/source"
 
 	"github.com/latchkey-dev/latchkey/clustercache"
+	"github.com/latchkey-dev/latchkey/scopedcache"
 	"github.com/latchkey-dev/latchkey/test/support/contract"
 )
 
@@ -126,6 +128,62 @@ func TestWhatTheTestSays(t *testing.T) {
 	g.Expect(state.UID).To(BeEquivalentTo("uid-red"))
 	g.Expect(state.Identity).To(Equal(clustercache.Identity{Username: "alice", Groups: []string{"g"}}))
 	g.Expect(extensionLister{&f.extensions}.Objects()).To(HaveExactElements(BeAssignableToTypeOf(&corev1.ConfigMap{})))
+}
+
+// A watch of a set of namespaces has the events of all, and the state of each. After a reconnect
+// its handler hears only of what has changed.
+func TestSetOfNamespaces(t *testing.T) {
+	g := NewWithT(t)
+	ctx := t.Context()
+	in := func(namespace string) *corev1.ConfigMap {
+		return &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: "in-" + namespace}}
+	}
+	content := clientfake.NewClientBuilder().WithObjects(in("a"), in("b"), in("c")).Build()
+	f := NewFakeCache(content, key("red"))
+	t.Cleanup(f.Close)
+	gvk := corev1.SchemeGroupVersion.WithKind("ConfigMap")
+	f.Forbid(key("red"), gvk, "b")
+	events, problems := make(chan string, 100), make(chan clustercache.WatchError, 100)
+	record := func(verb string) func(client.Object) {
+		return func(object client.Object) { events <- verb + " " + object.GetName() }
+	}
+	created, deleted := record("create"), record("delete")
+	g.Expect(f.Watch(ctx, key("red"), clustercache.NewWatcher(clustercache.WatcherOptions{
+		Name:    "set",
+		Watcher: NewController(t),
+		Kind:    &corev1.ConfigMap{},
+		EventHandler: handler.Funcs{
+			CreateFunc: func(_ context.Context, e event.CreateEvent, _ workqueue.TypedRateLimitingInterface[reconcile.Request]) {
+				created(e.Object)
+			},
+			DeleteFunc: func(_ context.Context, e event.DeleteEvent, _ workqueue.TypedRateLimitingInterface[reconcile.Request]) {
+				deleted(e.Object)
+			},
+		},
+		Scope:   clustercache.Scope{Namespaces: scopedcache.InNamespaces("a", "b")},
+		OnError: func(_ context.Context, err clustercache.WatchError) { problems <- err },
+	}))).To(Succeed())
+	next := func() (event string) {
+		g.Eventually(events).Should(Receive(&event))
+		return event
+	}
+	g.Expect(next()).To(Equal("create in-a"))
+	g.Eventually(problems).Should(Receive(And(HaveField("Scope.Namespace", "b"),
+		HaveField("State", clustercache.StateForbidden))))
+	g.Eventually(problems).Should(Receive(And(HaveField("State", clustercache.StatePartial),
+		HaveField("Err.Error()", HavePrefix("1 of 2 namespaces synced, 1 forbidden; b: ")))))
+	f.Allow(key("red"), gvk, "b")
+	g.Expect(next()).To(Equal("create in-b"))
+	g.Eventually(problems).Should(Receive(And(HaveField("Scope.Namespaces", Not(BeNil())),
+		HaveField("State", clustercache.StateSynced))))
+
+	f.Disconnect(key("red"), clustercache.ReasonUnreachable)
+	g.Expect(content.Delete(ctx, in("a"))).To(Succeed())
+	f.Connect(key("red"), content)
+	heard := []string{next(), next()}
+	g.Expect(heard).To(ConsistOf("delete in-a", "create in-b"), "new informers list again")
+	g.Expect(content.Delete(ctx, in("b"))).To(Succeed())
+	g.Expect(next()).To(Equal("delete in-b"), "nothing else happened before")
 }
 
 // Connect ends an existing connection.

@@ -93,6 +93,10 @@
 // nothing has read it for IdleTimeout, which is for ever by default. Without an IdleTimeout, a
 // scope with selectors that was held ends with its last handle, even if reads have used it.
 //
+// A scope with a set of namespaces ([InNamespaces]) has the informers of the scopes of each, and
+// shares them. Its handlers receive the events of all, and its reads include all. Each namespace
+// has its own state; that of the set is [StatePartial] while some are Synced and others are not.
+//
 // Event handlers outlive informers. When access or a kind comes back, handlers receive an add event
 // for every object. For each object that was deleted in the meantime they receive
 // DeletedFinalStateUnknown. The object in it has name, UID, labels and owners only.

@@ -91,7 +91,7 @@ func (f durableInformer) AddEventHandlerWithOptions(handler toolscache.ResourceE
 	result := &registrations{}
 	result.left.Store(int64(len(f.entries)))
 	for _, s := range f.entries {
-		r, err := s.add(f.user, handler, options, func() {
+		r, err := s.add(f.user, s.resumedBy(handler, len(f.entries) > 1), options, func() {
 			if result.left.Add(-1) == 0 {
 				result.done.Open()
 			}
@@ -103,6 +103,22 @@ func (f durableInformer) AddEventHandlerWithOptions(handler toolscache.ResourceE
 		result.each = append(result.each, r)
 	}
 	return result, nil
+}
+
+// resumedBy returns the handler for one of several scopes, if some says so: a handler that received
+// objects before hears only of those in this scope's namespace, because they are missing in the
+// others.
+func (s *entry) resumedBy(handler toolscache.ResourceEventHandler, some bool) toolscache.ResourceEventHandler {
+	resumed, ok := handler.(replay.ResumedHandler)
+	if !ok || !some {
+		return handler
+	}
+	seen := maps.Clone(resumed.Options.Seen)
+	maps.DeleteFunc(seen, func(key client.ObjectKey, _ replay.Object) bool {
+		return key.Namespace != s.selection.scope.Namespace
+	})
+	resumed.Options.Seen = seen
+	return resumed
 }
 
 var _ replay.Resumable = (*registrations)(nil)

@@ -99,6 +99,13 @@ func (s *entry) snapshot() ScopeState {
 	return snapshot
 }
 
+// snapshotOfState returns the state as OnStateChange receives it: without objects and dependents.
+func (s *entry) snapshotOfState() ScopeState {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.snapshotLocked()
+}
+
 func (s *entry) snapshotLocked() ScopeState {
 	return ScopeState{
 		GVK:            s.selection.kind.gvk,

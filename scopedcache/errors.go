@@ -2,7 +2,10 @@ package scopedcache
 
 import (
 	"fmt"
+	"maps"
 	"net/http"
+	"slices"
+	"strings"
 	"time"
 
 	"github.com/pkg/errors"
@@ -66,6 +69,42 @@ func (e *NotSyncedError) Status() metav1.Status {
 		Message: e.Error(),
 		Details: &metav1.StatusDetails{Group: e.GVK.Group, Kind: e.GVK.Kind},
 	}
+}
+
+// PartialError is about the namespaces of a set that are not Synced.
+type PartialError struct {
+	Members []ScopeState // those that are not Synced
+	Of      int          // how many namespaces the set has
+}
+
+// Error implements error.
+func (e *PartialError) Error() string {
+	count, reasons := map[State]int{}, []string{}
+	for _, member := range e.Members {
+		count[member.State]++
+		if member.LastError != nil {
+			reasons = append(reasons, member.Scope.Namespace+": "+member.LastError.Error())
+		}
+	}
+	text := fmt.Sprintf("%d of %d namespaces synced", e.Of-len(e.Members), e.Of)
+	for _, state := range slices.Sorted(maps.Keys(count)) {
+		text += fmt.Sprintf(", %d %s", count[state], strings.ToLower(string(state)))
+	}
+	if more := len(reasons) - 3; more > 0 {
+		reasons = append(reasons[:3], fmt.Sprintf("%d more", more))
+	}
+	return untrusted.Shorten(strings.Join(append([]string{text}, reasons...), "; "))
+}
+
+// Unwrap lets errors.Is and errors.As find the errors of the members.
+func (e *PartialError) Unwrap() []error {
+	var reasons []error
+	for _, member := range e.Members {
+		if member.LastError != nil {
+			reasons = append(reasons, member.LastError)
+		}
+	}
+	return reasons
 }
 
 // BehindError is returned when a read ends before the informer that answers it has what the client

@@ -24,7 +24,7 @@ func TestHoldDuringRelease(t *testing.T) {
 		g.Expect(second).NotTo(BeIdenticalTo(first))
 		first.dead.Store(false)
 		first.Release()
-		g.Expect(second.entry.gone.IsOpen()).To(BeFalse(), "the scope is still held")
+		g.Expect(second.entries[0].gone.IsOpen()).To(BeFalse(), "the scope is still held")
 	})
 }
 

@@ -14,6 +14,9 @@ import (
 type Scope struct {
 	// Namespace restricts a namespaced kind. Namespace has no effect on cluster-scoped kinds.
 	Namespace string
+	// Namespaces restricts a namespaced kind to a set of namespaces, each with an informer of its own:
+	// see [InNamespaces]. nil restricts nothing. It is an error if Namespace is set, too.
+	Namespaces *Namespaces
 	// LabelSelector and FieldSelector restrict what is listed and watched, in addition to the
 	// cache's own options for the kind. nil selects everything. A selector that selects nothing,
 	// such as labels.Nothing, is refused. The API server defines which fields a FieldSelector may
@@ -29,7 +32,9 @@ func (s Scope) Equal(other Scope) bool { return s.key() == other.key() }
 
 // selectsNothing reports whether a selector selects nothing. Such a selector has an empty text, so
 // the API server would return all objects.
-func (s Scope) selectsNothing() bool { return noLabels(s.LabelSelector) || noFields(s.FieldSelector) }
+func (s Scope) selectsNothing() bool {
+	return noLabels(s.LabelSelector) || noFields(s.FieldSelector) || s.Namespaces != nil && len(s.Namespaces.names) == 0
+}
 
 func noLabels(selector labels.Selector) bool {
 	if selector == nil {
@@ -45,8 +50,8 @@ func noFields(selector fields.Selector) bool { return selector != nil && selecto
 func (s Scope) String() string {
 	k := s.key()
 	var words []string
-	for _, word := range []struct{ name, value string }{{"namespace ", k.namespace}, {"labels ", k.labels},
-		{"fields ", k.fields}} {
+	for _, word := range []struct{ name, value string }{{"namespace ", k.namespace}, {"namespaces ", k.namespaces},
+		{"labels ", k.labels}, {"fields ", k.fields}} {
 		if word.value != "" {
 			words = append(words, word.name+word.value)
 		}
@@ -55,13 +60,18 @@ func (s Scope) String() string {
 }
 
 // scopeKey is a comparable form of Scope, for use as the key of a map.
-type scopeKey struct{ namespace, labels, fields string }
+type scopeKey struct{ namespace, namespaces, labels, fields string }
 
 // selective reports whether the scope has selectors of its own.
 func (k scopeKey) selective() bool { return k.labels != "" || k.fields != "" }
 
 func (s Scope) key() scopeKey {
-	return scopeKey{namespace: s.Namespace, labels: labelKey(s.LabelSelector), fields: fieldKey(s.FieldSelector)}
+	return scopeKey{
+		namespace:  s.Namespace,
+		namespaces: s.Namespaces.String(),
+		labels:     labelKey(s.LabelSelector),
+		fields:     fieldKey(s.FieldSelector),
+	}
 }
 
 func labelKey(selector labels.Selector) string {

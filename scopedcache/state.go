@@ -38,6 +38,10 @@ const (
 	// StateFailing means another error, which may or may not be temporary. Reads return what the
 	// informer had before. Reads wait if the informer had nothing yet.
 	StateFailing State = "Failing"
+	// StatePartial is the state of a set of namespaces: some of them are Synced, and others are not.
+	// LastError is a [PartialError]. Reads and events of each namespace are as the state of that
+	// namespace says.
+	StatePartial State = "Partial"
 	// StateLive means that the API server denies the identity list or watch, but that Gets of objects
 	// that the identity may get go to the API server: see LiveGet of [Options]. There is no informer.
 	// LastError says why. The state lasts for two AccessReviewIntervals after the last Get that found

@@ -50,6 +50,7 @@ func connectionOf(state clustercache.ConnectionState) *v1alpha1.Connection {
 		c.Status.Watches = append(c.Status.Watches, v1alpha1.WatchStatus{
 			Name:       watch.Name,
 			Selection:  selectionOf(watch.Kind, watch.Scope),
+			Namespaces: watch.Scope.Namespaces.Names(),
 			Dependents: watch.Dependents,
 		})
 	}

@@ -75,7 +75,8 @@ func mergeClusterScoped(parts []partObject, registered []unique.Handle[part],
 	merged := make([]partObject, 0, len(parts))
 	added, asked := map[unique.Handle[part]]bool{}, map[schema.GroupVersionKind]bool{}
 	for _, p := range parts {
-		if kind := kindIn(p.part); len(scopes[kind]) > 1 && p.scope.Namespace != "" {
+		kind, several := kindIn(p.part), p.scope.Namespaces != nil
+		if several || len(scopes[kind]) > 1 && p.scope.Namespace != "" {
 			clusterScoped, known := asked[kind.gvk]
 			if !known {
 				clusterScoped = isClusterScoped(kind.gvk)

@@ -21,9 +21,14 @@ var errRegistrationEnded = errors.New("the registration ended in the meantime")
 // register adds and ends watches of a name until they match wanted.
 func (r *Registry) register(ctx context.Context, conn Connection, wanted Spec) error {
 	// Before the turn, because it may ask the API server.
-	wanted.parts = mergeClusterScoped(wanted.parts, r.registered(wanted.name), func(kind schema.GroupVersionKind) bool {
-		return conn.IsClusterScoped(ctx, kind)
-	})
+	isClusterScoped := func(kind schema.GroupVersionKind) bool { return conn.IsClusterScoped(ctx, kind) }
+	for _, p := range wanted.parts {
+		if kind := p.part.Value().kind; !wanted.content && p.scope.Namespaces != nil && isClusterScoped(kind) {
+			return errors.Errorf("extension %s, watch %q: %s has no namespaces, so a Scope with Namespaces would have an "+
+				"informer of all objects for each: leave Namespaces out", connstate.KeyString(r.Extension), wanted.name, kind)
+		}
+	}
+	wanted.parts = mergeClusterScoped(wanted.parts, r.registered(wanted.name), isClusterScoped)
 	for {
 		reg, err := r.takeTurn(ctx, conn, wanted)
 		if err != nil {

@@ -2,6 +2,7 @@ package watches
 
 import (
 	"context"
+	"fmt"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -824,6 +825,45 @@ func TestOnError(t *testing.T) {
 		observe(scopedcache.ScopeState{State: scopedcache.StateFailing, LastError: failing})
 		synctest.Wait()
 		g.Expect(received).To(HaveLen(3), "nothing is reported after Unwatch")
+		conn.disconnect(r)
+	})
+}
+
+// Each member of a set of namespaces has its own states for OnError, and the set has one. A
+// cluster-scoped kind has no set.
+func TestOnErrorOfASet(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		g := NewWithT(t)
+		r := newRegistry()
+		conn := connect(r, 1)
+		var received []string
+		options := watcherOptions{
+			Name:         "w",
+			Watcher:      &ctl{},
+			Kind:         &corev1.ConfigMap{},
+			EventHandler: onAdd(nothing),
+			Scope:        scopedcache.Scope{Namespaces: scopedcache.InNamespaces("a", "b")},
+			OnError: func(_ context.Context, err WatchError) {
+				received = append(received, fmt.Sprintf("%s: %s", err.Scope, err.State))
+			},
+		}
+		g.Expect(r.Watch(t.Context(), conn, NewWatcher(options))).To(Succeed())
+		observe, denied := conn.informer("ConfigMap/").observe, errors.New("denied")
+		a, b := scopedcache.Scope{Namespace: "a"}, scopedcache.Scope{Namespace: "b"}
+		observe(scopedcache.ScopeState{Scope: a, State: scopedcache.StateSynced})
+		observe(scopedcache.ScopeState{Scope: b, State: scopedcache.StateForbidden, LastError: denied})
+		observe(scopedcache.ScopeState{Scope: options.Scope, State: scopedcache.StatePartial, LastError: denied})
+		synctest.Wait()
+		g.Expect(received).To(Equal([]string{"namespace b: Forbidden", "namespaces a, b: Partial"}))
+		observe(scopedcache.ScopeState{Scope: b, State: scopedcache.StateForbidden, LastError: denied})
+		observe(scopedcache.ScopeState{Scope: a, State: scopedcache.StateFailing, LastError: denied})
+		observe(scopedcache.ScopeState{Scope: a, State: scopedcache.StateSynced})
+		observe(scopedcache.ScopeState{Scope: b, State: scopedcache.StateSynced})
+		synctest.Wait()
+		g.Expect(received[2:]).To(Equal([]string{"namespace b: Synced"}), "only the latest state, and only changes")
+
+		options.Kind = &corev1.Namespace{}
+		g.Expect(r.Watch(t.Context(), conn, NewWatcher(options))).To(MatchError(ContainSubstring("has no namespaces")))
 		conn.disconnect(r)
 	})
 }

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"maps"
 	"reflect"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"unique"
@@ -81,16 +82,17 @@ type watch struct {
 	released latch.Latch // opened when the informer was released after that
 
 	mu           sync.Mutex
-	ended        bool                    // guarded by mu
-	conn         Connection              // guarded by mu; the latest one
-	informer     Informer                // guarded by mu; of conn
-	subscription Subscription            // guarded by mu; set while the handler is fed from informer
-	delivered    replay.Seen             // guarded by mu; what earlier connections delivered to the handler
-	calls        int                     // guarded by mu; running calls of handler and OnError
-	idle         chan struct{}           // guarded by mu; closed when calls gets 0, nil without a waiter
-	reported     scopedcache.ScopeState  // guarded by mu; the last state that OnError received
-	pending      *scopedcache.ScopeState // guarded by mu; the next state for OnError, if any
-	reporter     Connection              // guarded by mu; the connection whose goroutine calls OnError
+	ended        bool          // guarded by mu
+	conn         Connection    // guarded by mu; the latest one
+	informer     Informer      // guarded by mu; of conn
+	subscription Subscription  // guarded by mu; set while the handler is fed from informer
+	delivered    replay.Seen   // guarded by mu; what earlier connections delivered to the handler
+	calls        int           // guarded by mu; running calls of handler and OnError
+	idle         chan struct{} // guarded by mu; closed when calls gets 0, nil without a waiter
+	// The last states that OnError received, and the next ones. A set of namespaces has one, and each
+	// of its members, too.
+	reported, pending []scopedcache.ScopeState // guarded by mu
+	reporter          Connection               // guarded by mu; the connection whose goroutine calls OnError
 }
 
 func newWatch(reg *registration, p partObject, dependent types.UID) *watch {
@@ -285,7 +287,7 @@ func (w *watch) observer(conn Connection) func(scopedcache.ScopeState) {
 		if w.ended || conn.Err() != nil || w.reporter != nil && w.reporter.Epoch() > conn.Epoch() {
 			return
 		}
-		w.pending = &state
+		w.pending = put(w.pending, state)
 		if w.reporter != conn {
 			w.reporter = conn
 			conn.Go(func() { w.reportAll(conn) })
@@ -301,37 +303,64 @@ func (w *watch) reportAll(conn Connection) {
 			return
 		}
 		if news {
-			w.call(conn, nil, func() {
-				w.reg.onError(withHandlerMark(conn.Life()), WatchError{
-					Extension: w.reg.registry.Extension,
-					Name:      w.reg.name,
-					Kind:      w.part.Value().kind,
-					Scope:     w.scope,
-					Identity:  conn.Identity(),
-					State:     state.State,
-					Err:       state.LastError,
-				})
-			})
+			w.report(conn, *state)
 		}
 	}
 }
 
-// nextReport takes the pending state, nil if the goroutine of conn has nothing more to report. news
+// report calls OnError.
+func (w *watch) report(conn Connection, state scopedcache.ScopeState) {
+	scope := w.scope
+	if scope.Namespaces != nil {
+		scope = state.Scope
+	}
+	w.call(conn, nil, func() {
+		w.reg.onError(withHandlerMark(conn.Life()), WatchError{
+			Extension: w.reg.registry.Extension,
+			Name:      w.reg.name,
+			Kind:      w.part.Value().kind,
+			Scope:     scope,
+			Identity:  conn.Identity(),
+			State:     state.State,
+			Err:       state.LastError,
+		})
+	})
+}
+
+// nextReport takes a pending state, nil if the goroutine of conn has nothing more to report. news
 // is false for an unchanged state, and for a first state without an error.
 func (w *watch) nextReport(conn Connection) (state *scopedcache.ScopeState, news bool) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if w.pending == nil || w.reporter != conn || w.ended || conn.Err() != nil {
+	if len(w.pending) == 0 || w.reporter != conn || w.ended || conn.Err() != nil {
 		if w.reporter == conn {
 			w.reporter = nil
 		}
 		return nil, false
 	}
-	state, w.pending = w.pending, nil
-	before := w.reported
-	w.reported = *state
+	next := w.pending[0]
+	state, w.pending = &next, w.pending[1:]
+	before := scopedcache.ScopeState{}
+	if at := indexOf(w.reported, state.Scope); at >= 0 {
+		before = w.reported[at]
+	}
+	w.reported = put(w.reported, *state)
 	news = state.State != before.State || fmt.Sprint(state.LastError) != fmt.Sprint(before.LastError)
 	return state, news && (before.State != "" || state.LastError != nil)
+}
+
+// indexOf returns where the state of a scope is, -1 if there is none.
+func indexOf(states []scopedcache.ScopeState, scope scopedcache.Scope) int {
+	return slices.IndexFunc(states, func(s scopedcache.ScopeState) bool { return s.Scope.Equal(scope) })
+}
+
+// put replaces the state of a scope, or adds it.
+func put(states []scopedcache.ScopeState, state scopedcache.ScopeState) []scopedcache.ScopeState {
+	if at := indexOf(states, state.Scope); at >= 0 {
+		states[at] = state
+		return states
+	}
+	return append(states, state)
 }
 
 // copyingHandler passes copies of the objects to the handler, which may change them.

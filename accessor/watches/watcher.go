@@ -132,7 +132,7 @@ func (w *typedContentWatch[request]) Spec(scheme *runtime.Scheme) (Spec, error) 
 	seen := map[unique.Handle[part]]bool{}
 	for _, object := range w.options.Objects {
 		scope := w.options.Scope
-		if scope.Namespace == "" {
+		if scope.Namespace == "" && scope.Namespaces == nil {
 			scope.Namespace = object.GetNamespace()
 		}
 		p, err := partOf(object, scope, scheme)
@@ -215,7 +215,7 @@ func kindIn(p unique.Handle[part]) kindInPart { return kindInPart{p.Value().kind
 
 // withoutNamespace returns the part for all namespaces.
 func (p partObject) withoutNamespace() partObject {
-	p.scope.Namespace = ""
+	p.scope.Namespace, p.scope.Namespaces = "", nil
 	key := p.part.Value()
 	key.scope = p.scope.String()
 	p.part = unique.Make(key)

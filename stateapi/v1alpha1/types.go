@@ -140,6 +140,10 @@ type WatchStatus struct {
 	Name string `json:"name"`
 	// What is watched.
 	Selection `json:",inline"`
+	// Namespaces of the objects, if the watch has a set of them. Each has a scope of its own.
+	// +optional
+	// +listType=atomic
+	Namespaces []string `json:"namespaces,omitempty"`
 	// UIDs of the objects that need the watch.
 	// +optional
 	// +listType=atomic

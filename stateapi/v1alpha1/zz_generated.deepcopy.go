@@ -302,6 +302,11 @@ func (in *Selection) DeepCopy() *Selection {
 func (in *WatchStatus) DeepCopyInto(out *WatchStatus) {
 	*out = *in
 	out.Selection = in.Selection
+	if in.Namespaces != nil {
+		in, out := &in.Namespaces, &out.Namespaces
+		*out = make([]string, len(*in))
+		copy(*out, *in)
+	}
 	if in.Dependents != nil {
 		in, out := &in.Dependents, &out.Dependents
 		*out = make([]types.UID, len(*in))

@@ -713,6 +713,25 @@ func schema_latchkey_dev_latchkey_stateapi_v1alpha1_WatchStatus(ref common.Refer
 							Format:      "",
 						},
 					},
+					"namespaces": {
+						VendorExtensible: spec.VendorExtensible{
+							Extensions: spec.Extensions{
+								"x-kubernetes-list-type": "atomic",
+							},
+						},
+						SchemaProps: spec.SchemaProps{
+							Description: "Namespaces of the objects, if the watch has a set of them. Each has a scope of its own.",
+							Type:        []string{"array"},
+							Items: &spec.SchemaOrArray{
+								Schema: &spec.Schema{
+									SchemaProps: spec.SchemaProps{
+										Type:   []string{"string"},
+										Format: "",
+									},
+								},
+							},
+						},
+					},
 					"dependents": {
 						VendorExtensible: spec.VendorExtensible{
 							Extensions: spec.Extensions{

@@ -3,6 +3,7 @@ package e2e
 import (
 	"net/http"
 	"net/url"
+	"slices"
 	"testing"
 	"time"
 
@@ -10,6 +11,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/labels"
 	utilnet "k8s.io/apimachinery/pkg/util/net"
@@ -264,4 +266,41 @@ func TestReadYourWrites(t *testing.T) {
 	g.Expect(err).NotTo(HaveOccurred())
 	g.Expect(theirs.Get(ctx, client.ObjectKey{Namespace: ns, Name: "a"}, &corev1.ConfigMap{})).
 		To(MatchError(ContainSubstring("Client.Cache.ReadYourWrites")))
+}
+
+// A watch of a set of namespaces goes on after a reconnect: its handler hears of what was deleted
+// in one of them, and of nothing that still exists in the other.
+func TestWatchNamespacesAfterReconnect(t *testing.T) {
+	g := NewWithT(t)
+	ctx := t.Context()
+	ns, other := namespace(t), namespace(t)
+	tenant(t, ns, "watcher")
+	create(t, &rbacv1.Role{
+		ObjectMeta: metav1.ObjectMeta{Namespace: other, Name: "watcher"},
+		Rules:      []rbacv1.PolicyRule{everythingInCore},
+	})
+	create(t, roleBinding(other, "watcher", rbacv1.Subject{Kind: "ServiceAccount", Namespace: ns, Name: "watcher"}))
+	create(t, configMap(ns, "stays"))
+	create(t, configMap(other, "goes"))
+	o := startOperator(t, clustercache.Options{})
+	o.waitConnected(t, "watcher")
+	c := newFakeController(t)
+	options := c.watch("set", metadataOf("ConfigMap"), "")
+	options.Scope.Namespaces = scopedcache.InNamespaces(ns, other)
+	g.Expect(o.Watch(ctx, key("watcher"), clustercache.NewWatcher(options))).To(Succeed())
+	g.Eventually(c.seen).WithTimeout(patience).Should(ContainElements("create stays", "create goes"))
+
+	g.Expect(admin.Delete(ctx, serviceAccount(ns, "watcher"))).To(Succeed())
+	o.waitReason(t, "watcher", clustercache.ReasonServiceAccountNotFound)
+	c.forget()
+	g.Expect(admin.Delete(ctx, configMap(other, "goes"))).To(Succeed())
+	create(t, serviceAccount(ns, "watcher"))
+	o.waitConnected(t, "watcher")
+	g.Eventually(c.seen).WithTimeout(patience).Should(ContainElements("delete goes", "create stays"))
+	create(t, configMap(ns, "last"))
+	create(t, configMap(other, "last"))
+	g.Eventually(func() int {
+		return len(slices.DeleteFunc(c.seen(), func(event string) bool { return event != "create last" }))
+	}).WithTimeout(patience).Should(Equal(2))
+	g.Expect(c.seen()).NotTo(ContainElement("delete stays"))
 }

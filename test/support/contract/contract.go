@@ -69,6 +69,7 @@ func Test(t *testing.T, newWorld func(t *testing.T) World) {
 		"SubscribeStates": subscribeStates,
 		"Permissions":     permissions,
 		"ReadYourWrites":  readYourWrites,
+		"WatchNamespaces": watchNamespaces,
 		"Bound":           boundToObject, "Source": extensionSource, "TypedSource": typedSource,
 	} {
 		t.Run(name, func(t *testing.T) { test(t, newWorld(t)) })
