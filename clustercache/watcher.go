@@ -59,13 +59,15 @@ type WatchError struct {
 	Extension client.ObjectKey
 	// Name of the watch.
 	Name string
-	// Kind and Scope are what the informer watches.
+	// Kind and Scope are what the informer watches. Of a set of namespaces, each has its states, with
+	// Scope.Namespace, and so has the set, with Scope.Namespaces.
 	Kind  schema.GroupVersionKind
 	Scope Scope
 	// Identity is the identity that watches.
 	Identity Identity
 	// State is the current state of the informer: StateSyncing, StateSynced (the informer has
-	// recovered), StateForbidden, StateNotServed, or StateFailing.
+	// recovered), StateForbidden, StateNotServed, StateFailing or, of a set of namespaces,
+	// StatePartial.
 	State scopedcache.State
 	// Err is the reason, nil when StateSyncing or StateSynced. Err never contains a secret.
 	Err error
@@ -138,9 +140,9 @@ type TypedContentWatchOptions[request comparable] struct {
 	EventHandler handler.TypedEventHandler[client.Object, request]
 	// Predicates filter the events before EventHandler.
 	Predicates []predicate.TypedPredicate[client.Object]
-	// Scope restricts the watches, for example by labels of the owner. Without a Namespace in
-	// Scope, each namespace of the objects is watched separately, so permissions in these
-	// namespaces are sufficient. Objects without a namespace are watched in all namespaces.
+	// Scope restricts the watches, for example by labels of the owner. Without Namespace and
+	// Namespaces in Scope, each namespace of the objects is watched separately, so permissions in
+	// these namespaces are sufficient. Objects without a namespace are watched in all namespaces.
 	Scope Scope
 	// Dependent is the owner of the content. The contents of several dependents under one name are
 	// watched together.

@@ -4,6 +4,7 @@ import (
 	"maps"
 	"sync"
 
+	"github.com/pkg/errors"
 	toolscache "k8s.io/client-go/tools/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
@@ -62,7 +63,11 @@ func (s *setStates) report(n int, state scopedcache.ScopeState) {
 	state.Scope = s.states[n].Scope
 	s.states[n] = state
 	s.observe(state)
-	s.observe(scopedcache.Summarize(s.scope, s.states))
+	set := scopedcache.Summarize(s.scope, s.states)
+	var partial *scopedcache.PartialError
+	if begins := errors.As(set.LastError, &partial) && len(partial.Unwrap()) == 0; !begins {
+		s.observe(set)
+	}
 }
 
 // Subscribe implements watches.Informer.

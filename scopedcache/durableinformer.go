@@ -90,8 +90,8 @@ func (f durableInformer) AddEventHandlerWithOptions(handler toolscache.ResourceE
 	}
 	result := &registrations{}
 	result.left.Store(int64(len(f.entries)))
-	for _, s := range f.entries {
-		r, err := s.add(f.user, s.resumedBy(handler, len(f.entries) > 1), options, func() {
+	for n, s := range f.entries {
+		r, err := s.add(f.user, s.resumedBy(handler, n, len(f.entries)), options, func() {
 			if result.left.Add(-1) == 0 {
 				result.done.Open()
 			}
@@ -105,17 +105,17 @@ func (f durableInformer) AddEventHandlerWithOptions(handler toolscache.ResourceE
 	return result, nil
 }
 
-// resumedBy returns the handler for one of several scopes, if some says so: a handler that received
-// objects before hears only of those in this scope's namespace, because they are missing in the
-// others.
-func (s *entry) resumedBy(handler toolscache.ResourceEventHandler, some bool) toolscache.ResourceEventHandler {
+// resumedBy returns the handler for the nth of several scopes. A handler that received objects
+// before hears only of those in this scope's namespace, because the others miss them. The first
+// scope answers for objects without a namespace, too.
+func (s *entry) resumedBy(handler toolscache.ResourceEventHandler, n, of int) toolscache.ResourceEventHandler {
 	resumed, ok := handler.(replay.ResumedHandler)
-	if !ok || !some {
+	if !ok || of == 1 {
 		return handler
 	}
 	seen := maps.Clone(resumed.Options.Seen)
 	maps.DeleteFunc(seen, func(key client.ObjectKey, _ replay.Object) bool {
-		return key.Namespace != s.selection.scope.Namespace
+		return key.Namespace != s.selection.scope.Namespace && (n > 0 || key.Namespace != "")
 	})
 	resumed.Options.Seen = seen
 	return resumed

@@ -4,6 +4,7 @@ import (
 	"context"
 	"maps"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -188,17 +189,14 @@ func (s *entrySet) dependents(e *entry) (names []string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for _, handle := range e.handles {
-		name := handle.options.Name
-		if dependent := string(handle.options.Dependent); dependent != "" && name != "" {
-			name += " " + dependent
-		} else if dependent != "" {
-			name = dependent
-		}
-		names = append(names, name)
+		names = append(names, handle.options.holder())
 	}
 	slices.Sort(names)
 	return names
 }
+
+// holder names a holder, for people.
+func (o *HoldOptions) holder() string { return strings.TrimSpace(o.Name + " " + string(o.Dependent)) }
 
 func (s *entrySet) indexesOf(k *kind) []index {
 	s.mu.Lock()

@@ -24,7 +24,9 @@ type HoldOptions struct {
 	// of a watch. ScopeState lists the names.
 	Name string
 	// OnStateChange, if not nil, is called when the state of the scope, or its LastError, changes.
-	// Hold also calls OnStateChange with the current state, unless that is Syncing. Calls come from
+	// Hold also calls OnStateChange with the current state, unless that is Syncing. With a set of
+	// namespaces it receives the states of each, with Scope.Namespace, and those of the set, with
+	// Scope.Namespaces. Calls come from
 	// any goroutine, but one at a time. OnStateChange must not block, and must not call the cache
 	// or the handle, except for Release: a holder that may not read a kind can let go of it. No call
 	// begins after that Release. A panic in OnStateChange ends the process.
@@ -136,7 +138,9 @@ func (h *Handle) State() ScopeState {
 	if h.scope.Namespaces == nil {
 		return h.entries[0].snapshot()
 	}
-	return h.summary((*entry).snapshot)
+	summary := h.summary((*entry).snapshot)
+	summary.Dependents = []string{h.options.holder()}
+	return summary
 }
 
 // summary returns the state of a set of namespaces.
@@ -177,6 +181,8 @@ func (h *Handle) List(ctx context.Context, list client.ObjectList, opts ...clien
 
 // listAll lists all namespaces of a set, until the limit is reached.
 func (h *Handle) listAll(ctx context.Context, list client.ObjectList, options client.ListOptions) error {
+	ctx, cancel := h.user.withReadTimeout(ctx) // for all together
+	defer cancel()
 	var parts []listPart
 	problem := &PartialError{Of: len(h.entries)}
 	for _, e := range h.entries {

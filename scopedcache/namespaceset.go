@@ -19,6 +19,7 @@ type Namespaces struct{ names []string }
 //
 // Each namespace is on its own: one in which the identity may not list and watch, or whose informer
 // hangs or fails, delays no other, and its state changes nothing for the objects of the others. A
+// handler of the set may be called by several at the same time. A
 // cluster-scoped kind needs no set: with one, it would have an informer of all objects for each
 // namespace.
 func InNamespaces(names ...string) *Namespaces {
@@ -33,8 +34,13 @@ func (n *Namespaces) Names() []string {
 	return slices.Clone(n.names)
 }
 
-// String returns the names with commas between them.
-func (n *Namespaces) String() string { return strings.Join(n.Names(), ", ") }
+// String returns the names with commas between them, "nothing" if there are none.
+func (n *Namespaces) String() string {
+	if n != nil && len(n.names) == 0 {
+		return "nothing"
+	}
+	return strings.Join(n.Names(), ", ")
+}
 
 // place describes the namespaces.
 func (s Scope) place() string {
@@ -69,27 +75,34 @@ func (s Scope) Members() ([]Scope, error) {
 	return members, nil
 }
 
-// Summarize returns the state of a scope with a set of namespaces from those of its members, of
-// which there is at least one. It is that of all members or, if they differ, [StatePartial] where
-// some are Synced, else the one with most to wait for. State of [Handle] is that.
+// Summarize returns the state of a scope with a set of namespaces from those of its members. It is
+// that of all members or, if they differ, [StatePartial] where some are Synced, else that of the
+// member with the most severe one. State of [Handle] is that.
 func Summarize(scope Scope, members []ScopeState) ScopeState {
-	summary := ScopeState{GVK: members[0].GVK, Representation: members[0].Representation, Scope: scope}
+	summary := ScopeState{Scope: scope, State: StateSyncing}
 	count := map[State]int{}
 	for _, member := range members {
 		count[member.State]++
+		summary.GVK, summary.Representation = member.GVK, member.Representation
 		summary.Objects += member.Objects
 		if member.Since.After(summary.Since) {
 			summary.Since = member.Since
 		}
 	}
-	switch states := []State{StateSyncing, StateFailing, StateForbidden, StateNotServed}; {
+	switch {
+	case count[StateSyncing] == len(members):
+		return summary
 	case count[StateSynced] == len(members):
 		summary.State = StateSynced
 		return summary
-	case count[StateSynced] > 0:
+	case count[StateSynced]+count[StatePartial] > 0:
 		summary.State = StatePartial
 	default:
-		summary.State = states[slices.IndexFunc(states, func(s State) bool { return count[s] > 0 })]
+		for _, state := range []State{StateNotServed, StateLive, StateForbidden, StateFailing} {
+			if count[state] > 0 {
+				summary.State = state
+			}
+		}
 	}
 	others := slices.DeleteFunc(slices.Clone(members), func(m ScopeState) bool { return m.State == StateSynced })
 	summary.LastError = &PartialError{Members: others, Of: len(members)}
@@ -105,16 +118,23 @@ type setObserver struct {
 	reported ScopeState // guarded by mu: the last state of the set
 }
 
-// member reports the state of a member and, if it has changed, that of the set.
+// member reports the state of a member and, if it has changed, that of the set. While the members
+// only begin to sync, there is nothing to say of the set.
 func (o *setObserver) member(now ScopeState) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
+	if o.handle.dead.Load() {
+		return // it was released while this call waited
+	}
 	o.observe(now)
 	if o.handle.dead.Load() {
 		return
 	}
 	set := o.handle.summary((*entry).snapshotOfState)
-	if before := o.reported; before.State != set.State || errorText(before.LastError) != errorText(set.LastError) {
+	var partial *PartialError
+	begins := set.State == StateSyncing || errors.As(set.LastError, &partial) && len(partial.Unwrap()) == 0
+	if before := o.reported; !begins &&
+		(before.State != set.State || errorText(before.LastError) != errorText(set.LastError)) {
 		o.reported = set
 		o.observe(set)
 	}

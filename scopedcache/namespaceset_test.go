@@ -27,7 +27,9 @@ func TestSummarize(t *testing.T) {
 		}
 		result := Summarize(scope, all)
 		g.Expect(result.Objects).To(Equal(len(states)))
-		g.Expect(result.Since).To(Equal(time.Unix(int64(len(states)-1), 0)))
+		if len(states) > 0 {
+			g.Expect(result.Since).To(Equal(time.Unix(int64(len(states)-1), 0)))
+		}
 		if result.LastError == nil {
 			return result.State, ""
 		}
@@ -43,7 +45,10 @@ func TestSummarize(t *testing.T) {
 		{[]State{StateForbidden}, StateForbidden, "0 of 1 namespaces synced, 1 forbidden; a: no Forbidden"},
 		{[]State{StateSynced, StateForbidden, StateSyncing}, StatePartial,
 			"1 of 3 namespaces synced, 1 forbidden, 1 syncing; b: no Forbidden"},
-		{[]State{StateForbidden, StateSyncing}, StateSyncing,
+		{[]State{StateSyncing, StateSyncing}, StateSyncing, ""},
+		{nil, StateSyncing, ""},
+		{[]State{StateLive}, StateLive, "0 of 1 namespaces synced, 1 live; a: no Live"},
+		{[]State{StateForbidden, StateSyncing}, StateForbidden,
 			"0 of 2 namespaces synced, 1 forbidden, 1 syncing; a: no Forbidden"},
 		{[]State{StateForbidden, StateFailing}, StateFailing,
 			"0 of 2 namespaces synced, 1 failing, 1 forbidden; a: no Forbidden; b: no Failing"},
@@ -66,6 +71,7 @@ func TestNamespaces(t *testing.T) {
 	g.Expect(of("a").Equal(of("b"))).To(BeFalse())
 	g.Expect(of("a").Equal(Scope{Namespace: "a"})).To(BeFalse())
 	g.Expect(of("a").Equal(Scope{})).To(BeFalse())
+	g.Expect(of().Equal(Scope{})).To(BeFalse())
 	g.Expect(of("b", "a").String()).To(Equal("namespaces a, b"))
 	g.Expect(Scope{}.Namespaces.Names()).To(BeNil())
 

@@ -165,7 +165,7 @@ func (r *reader) awaitInformer(ctx context.Context, k *kind, read *requirements,
 	if k.unselected(namespace) == nil {
 		var running *informer
 		var err error
-		if running, forbidden, err = r.awaitSelected(ctx, k, read); running != nil || err != nil {
+		if running, forbidden, err = r.awaitSelected(ctx, k, read, namespace); running != nil || err != nil {
 			return running, err
 		}
 	}
@@ -177,7 +177,7 @@ func (r *reader) awaitInformer(ctx context.Context, k *kind, read *requirements,
 			return running, err
 		}
 		forbidden = err
-		if running, _, err := r.awaitSelected(ctx, k, read); running != nil || err != nil {
+		if running, _, err := r.awaitSelected(ctx, k, read, namespace); running != nil || err != nil {
 			return running, err
 		}
 	}
@@ -209,9 +209,10 @@ func (r *reader) markSelectedReadLocked(e *entry) {
 
 // awaitSelected waits for the informer of a scope with selectors that answers a read. awaitSelected
 // returns no informer and no error if there is no such scope, or if none of them may be read, or
-// works. forbidden is why, if one may not be read.
-func (r *reader) awaitSelected(ctx context.Context, k *kind, read *requirements) (running *informer, forbidden,
-	err error) {
+// works. forbidden is why, if one may not be read that is a part of the namespace: one of all
+// namespaces is not.
+func (r *reader) awaitSelected(ctx context.Context, k *kind, read *requirements, namespace string) (running *informer,
+	forbidden, err error) {
 	if running := r.readySelected(k, read); running != nil {
 		return running, nil, nil
 	}
@@ -226,8 +227,9 @@ func (r *reader) awaitSelected(ctx context.Context, k *kind, read *requirements)
 			continue
 		}
 		switch running, err := e.await(ctx, r.user); {
-		case apierrors.IsForbidden(err):
+		case apierrors.IsForbidden(err) && (namespace == metav1.NamespaceAll || e.requires.namespace == namespace):
 			forbidden = err
+		case apierrors.IsForbidden(err):
 		case !errors.Is(err, ErrReleased):
 			return running, nil, err
 		}

@@ -837,6 +837,7 @@ func TestOnErrorOfASet(t *testing.T) {
 		r := newRegistry()
 		conn := connect(r, 1)
 		var received []string
+		hold := make(chan struct{}, 10)
 		options := watcherOptions{
 			Name:         "w",
 			Watcher:      &ctl{},
@@ -844,6 +845,7 @@ func TestOnErrorOfASet(t *testing.T) {
 			EventHandler: onAdd(nothing),
 			Scope:        scopedcache.Scope{Namespaces: scopedcache.InNamespaces("a", "b")},
 			OnError: func(_ context.Context, err WatchError) {
+				<-hold
 				received = append(received, fmt.Sprintf("%s: %s", err.Scope, err.State))
 			},
 		}
@@ -853,18 +855,37 @@ func TestOnErrorOfASet(t *testing.T) {
 		observe(scopedcache.ScopeState{Scope: a, State: scopedcache.StateSynced})
 		observe(scopedcache.ScopeState{Scope: b, State: scopedcache.StateForbidden, LastError: denied})
 		observe(scopedcache.ScopeState{Scope: options.Scope, State: scopedcache.StatePartial, LastError: denied})
+		hold <- struct{}{}
+		hold <- struct{}{}
 		synctest.Wait()
 		g.Expect(received).To(Equal([]string{"namespace b: Forbidden", "namespaces a, b: Partial"}))
+		observe(scopedcache.ScopeState{Scope: options.Scope, State: scopedcache.StateFailing, LastError: denied})
+		synctest.Wait() // this call waits while the next states come
 		observe(scopedcache.ScopeState{Scope: b, State: scopedcache.StateForbidden, LastError: denied})
 		observe(scopedcache.ScopeState{Scope: a, State: scopedcache.StateFailing, LastError: denied})
 		observe(scopedcache.ScopeState{Scope: a, State: scopedcache.StateSynced})
 		observe(scopedcache.ScopeState{Scope: b, State: scopedcache.StateSynced})
+		close(hold)
 		synctest.Wait()
-		g.Expect(received[2:]).To(Equal([]string{"namespace b: Synced"}), "only the latest state, and only changes")
+		g.Expect(received[2:]).To(Equal([]string{"namespaces a, b: Failing", "namespace b: Synced"}),
+			"only the latest states, and only changes")
+
+		// What an earlier connection did not report is not reported as the next one's.
+		hold = make(chan struct{}, 10)
+		observe(scopedcache.ScopeState{Scope: a, State: scopedcache.StateForbidden, LastError: denied})
+		synctest.Wait()
+		observe(scopedcache.ScopeState{Scope: b, State: scopedcache.StateForbidden, LastError: denied})
+		next := connect(r, 2)
+		synctest.Wait()
+		next.informer("ConfigMap/").observe(scopedcache.ScopeState{Scope: a, State: scopedcache.StateSynced})
+		close(hold)
+		synctest.Wait()
+		g.Expect(received[4:]).To(Equal([]string{"namespace a: Forbidden", "namespace a: Synced"}))
 
 		options.Kind = &corev1.Namespace{}
-		g.Expect(r.Watch(t.Context(), conn, NewWatcher(options))).To(MatchError(ContainSubstring("has no namespaces")))
+		g.Expect(r.Watch(t.Context(), next, NewWatcher(options))).To(MatchError(ContainSubstring("has no namespaces")))
 		conn.disconnect(r)
+		next.disconnect(r)
 	})
 }
 

@@ -287,6 +287,9 @@ func (w *watch) observer(conn Connection) func(scopedcache.ScopeState) {
 		if w.ended || conn.Err() != nil || w.reporter != nil && w.reporter.Epoch() > conn.Epoch() {
 			return
 		}
+		if w.reporter != nil && w.reporter != conn {
+			w.pending = nil // of an earlier connection
+		}
 		w.pending = put(w.pending, state)
 		if w.reporter != conn {
 			w.reporter = conn

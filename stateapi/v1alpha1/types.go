@@ -158,7 +158,7 @@ type Selection struct {
 	// Kind of the objects.
 	// +optional
 	Kind string `json:"kind,omitempty"`
-	// Namespace of the objects. Empty for all namespaces.
+	// Namespace of the objects. Empty for all namespaces, and for those of a set.
 	// +optional
 	Namespace string `json:"namespace,omitempty"`
 	// Label selector. Empty for all objects.

@@ -525,7 +525,7 @@ func schema_latchkey_dev_latchkey_stateapi_v1alpha1_ScopeStatus(ref common.Refer
 					},
 					"namespace": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Namespace of the objects. Empty for all namespaces.",
+							Description: "Namespace of the objects. Empty for all namespaces, and for those of a set.",
 							Type:        []string{"string"},
 							Format:      "",
 						},
@@ -638,7 +638,7 @@ func schema_latchkey_dev_latchkey_stateapi_v1alpha1_Selection(ref common.Referen
 					},
 					"namespace": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Namespace of the objects. Empty for all namespaces.",
+							Description: "Namespace of the objects. Empty for all namespaces, and for those of a set.",
 							Type:        []string{"string"},
 							Format:      "",
 						},
@@ -694,7 +694,7 @@ func schema_latchkey_dev_latchkey_stateapi_v1alpha1_WatchStatus(ref common.Refer
 					},
 					"namespace": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Namespace of the objects. Empty for all namespaces.",
+							Description: "Namespace of the objects. Empty for all namespaces, and for those of a set.",
 							Type:        []string{"string"},
 							Format:      "",
 						},

@@ -1,6 +1,7 @@
 package scopedcache_test
 
 import (
+	"context"
 	"strings"
 	"sync"
 	"testing"
@@ -9,6 +10,7 @@ import (
 	. "github.com/onsi/gomega"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/labels"
 	"sigs.k8s.io/controller-runtime/pkg/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
@@ -39,6 +41,12 @@ func (o *observed) all() []string {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	return append([]string{}, o.states...)
+}
+
+func (o *observed) forget() {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.states = nil
 }
 
 // A set of namespaces is one informer for a handler and for reads. Each namespace is on its own:
@@ -97,6 +105,9 @@ func TestSetOfNamespaces(t *testing.T) {
 	g.Eventually(func() scopedcache.State { return set.State().State }).WithTimeout(patience).
 		Should(Equal(scopedcache.StateSynced))
 
+	g.Expect(states.all()).To(ContainElements("a: Synced", "b: Synced", "c: Forbidden", "set: Partial", "c: Synced",
+		"set: Synced"))
+	states.forget()
 	inB.revoke(t)
 	g.Eventually(func() scopedcache.State { return set.State().State }).WithTimeout(patience).
 		Should(Equal(scopedcache.StatePartial))
@@ -107,8 +118,8 @@ func TestSetOfNamespaces(t *testing.T) {
 	inB.restore(t)
 	g.Eventually(recorder.Events).WithTimeout(patience).
 		Should(ConsistOf("add in-a", "add in-b", "add in-c", "add second", "add unseen", "delete unseen in-b"))
-	g.Eventually(states.all).WithTimeout(patience).Should(ContainElements("a: Synced", "b: Synced", "c: Forbidden",
-		"set: Partial", "c: Synced", "set: Synced", "b: Forbidden"))
+	g.Eventually(states.all).WithTimeout(patience).
+		Should(ContainElements("b: Forbidden", "set: Partial", "b: Synced", "set: Synced"))
 
 	set.Release()
 	g.Expect(cached.States()).To(HaveLen(1), "the plain scope goes on")
@@ -116,6 +127,63 @@ func TestSetOfNamespaces(t *testing.T) {
 	g.Expect(plain.List(ctx, list)).To(Succeed())
 	plain.Release()
 	g.Expect(cached.States()).To(BeEmpty())
+}
+
+// The holder of a set may release it when it hears of the first member; it then hears of no other.
+// A set that only begins to sync is no news.
+func TestReleaseOfASet(t *testing.T) {
+	g := NewWithT(t)
+	u := newUser(t)
+	a, b := createNamespace(t), createNamespace(t)
+	c := u.start(t, scopedcache.Options{PerNamespace: true}, cache.Options{})
+	for _, ns := range []string{a, b} { // Forbidden before the set begins
+		plain, err := c.Hold(t.Context(), &corev1.ConfigMap{}, scopedcache.Scope{Namespace: ns}, scopedcache.HoldOptions{})
+		g.Expect(err).NotTo(HaveOccurred())
+		defer plain.Release()
+		g.Eventually(func() scopedcache.State { return c.state(ns) }).WithTimeout(patience).
+			Should(Equal(scopedcache.StateForbidden))
+	}
+	both := scopedcache.Scope{Namespaces: scopedcache.InNamespaces(a, b)}
+	options := scopedcache.HoldOptions{Name: "set", Dependent: "uid"}
+	states := &observed{}
+	options.OnStateChange = func(now scopedcache.ScopeState) {
+		states.observe(strings.NewReplacer())(now)
+		set, err := c.Hold(context.Background(), &corev1.ConfigMap{}, both, options) // the handle that is being returned
+		if err == nil {
+			set.Release()
+		}
+	}
+	_, err := c.Hold(t.Context(), &corev1.ConfigMap{}, both, options)
+	g.Expect(err).NotTo(HaveOccurred())
+	g.Expect(states.all()).To(HaveLen(1))
+
+	u.grant(t, a, "secrets", "list", "watch")
+	u.grant(t, b, "secrets", "list", "watch")
+	states.forget()
+	options = scopedcache.HoldOptions{OnStateChange: states.observe(strings.NewReplacer(a, "a", b, "b"))}
+	set, err := c.Hold(t.Context(), &corev1.Secret{}, both, options)
+	g.Expect(err).NotTo(HaveOccurred())
+	g.Eventually(states.all).WithTimeout(patience).Should(ContainElement("set: Synced"))
+	g.Expect(states.all()).To(ConsistOf("a: Synced", "b: Synced", "set: Synced"))
+	set.Release()
+}
+
+// A watch with labels of all namespaces that is Forbidden does not stand for one namespace, where
+// the identity may read.
+func TestReadBesideAForbiddenWatchOfAllNamespaces(t *testing.T) {
+	g := NewWithT(t)
+	ns, u := createNamespace(t), newUser(t)
+	u.grant(t, ns, "configmaps", "list", "watch")
+	c := u.start(t, scopedcache.Options{PerNamespace: true}, cache.Options{})
+	everywhere, err := c.Hold(t.Context(), &corev1.ConfigMap{},
+		scopedcache.Scope{LabelSelector: labels.SelectorFromSet(visible)}, scopedcache.HoldOptions{})
+	g.Expect(err).NotTo(HaveOccurred())
+	defer everywhere.Release()
+	list := &corev1.ConfigMapList{}
+	g.Eventually(func() scopedcache.State { return everywhere.State().State }).WithTimeout(patience).
+		Should(Equal(scopedcache.StateForbidden))
+	g.Expect(c.List(t.Context(), list, client.InNamespace(ns), client.MatchingLabels(visible))).To(Succeed())
+	g.Expect(c.List(t.Context(), list, client.MatchingLabels(visible))).To(Satisfy(apierrors.IsForbidden))
 }
 
 // A namespace whose requests hang delays no other one of its set.
