@@ -16,16 +16,18 @@ import (
 //
 // After a write that succeeded, a Get of the object, and a List that would contain it, wait until
 // the informer that answers has what the write did, or what happened to the object later. The wait
-// ends with the context, after ReadTimeout of [Options], or with the cache; the error is then a
-// [BehindError]. Nothing waits for a write of an object that the informer does not select. The
+// ends with the context or after ReadTimeout of [Options], with a [BehindError], or with the cache,
+// with [ErrStopped]. Nothing waits for a write of an object that the informer does not select. The
 // option client.DisableReadYourWritesConsistency of a read makes that read wait for nothing, and
 // the option of a write makes no read wait for that write.
 //
-// If only the API server knows what a write did, reads go to the API server: after DeleteAllOf,
-// after an eviction, and after a write whose outcome is unknown, for example because of a timeout.
-// Reads of that object, or of the kind in that namespace, then are lists with the selectors of the
-// informer, until the informer has the version of such a list. Without other changes that takes up
-// to a minute or, with EnableWatchBookmarks false, until the next change.
+// If only the API server knows what a write did, reads of that object, or of the kind in that
+// namespace, are lists with the selectors of the informer: after DeleteAllOf, after an eviction,
+// after a write whose outcome is unknown, for example because of a timeout, and after a deletion if
+// the informer has a label or field selector. They are lists until the informer is known to have
+// what the write did. Without other changes that takes up to a minute or, with EnableWatchBookmarks
+// false, until the next change. With PollWithoutWatch, reads after a write are lists until the next
+// poll.
 //
 // All clients that NewClient has created for one cache have what any of them wrote. Other clients
 // of the cache, and reads of the cache itself or of a [Handle], wait for nothing. NewClient needs

@@ -225,4 +225,5 @@ func (s *entry) stop(i *informer) {
 	}
 	s.mu.Unlock()
 	i.end()
+	s.env.writes.Stopped(s.selection.kind.gvk.GroupKind())
 }

@@ -5,6 +5,7 @@ import (
 	"maps"
 	"net/http"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -125,19 +126,20 @@ type BehindError struct {
 
 // Error implements error.
 func (e *BehindError) Error() string {
-	scope, write := e.Scope.String(), "the client's deletion of "+e.Key.String()
+	key := strconv.Quote(untrusted.Shorten(e.Key.String()))
+	scope, write := e.Scope.String(), "the client's deletion of "+key
 	if scope != "" {
 		scope = " (" + scope + ")"
 	}
 	if e.Version != "" {
-		write = fmt.Sprintf("the client's write of %s, which has version %s", e.Key, e.Version)
+		write = fmt.Sprintf("the client's write of %s, which has version %s", key, untrusted.Shorten(e.Version))
 	}
 	last := ""
 	if e.Last != nil {
 		last = untrusted.Shorten(e.Last.Error()) + ": "
 	}
 	return fmt.Sprintf("the informer of %s%s does not have %s, the informer has version %s: %s%v", e.GVK.String(), scope,
-		write, e.Has, last, e.Cause)
+		write, untrusted.Shorten(e.Has), last, e.Cause)
 }
 
 // Unwrap lets errors.Is and errors.As find Cause and Last.

@@ -44,6 +44,7 @@ type informer struct {
 	resource   listwatch.Resource // what is listed and watched
 	config     cache.Config       // the cache's options for the scope, with the scope's selectors
 	since      atomic.Uint64      // see ownwrites.Informer
+	id         uint64             // that no other informer has
 	consistent bool               // whether the first list is
 	polls      bool               // lists instead of watching
 	mu         sync.Mutex
@@ -52,6 +53,9 @@ type informer struct {
 	turn       atomic.Pointer[func()] // ends the turn of the latest list; nil after that
 	waits      atomic.Bool            // for the turn of a list
 }
+
+// latestInformer is the id of the latest informer of the process.
+var latestInformer atomic.Uint64
 
 // has reports whether the informer has an object with that key.
 func (i *informer) has(key string) bool {
@@ -182,14 +186,15 @@ func (o watchObserver) WatchEnded(lasted time.Duration, early, stopped bool, err
 	})
 }
 
-// errUnreadable stands for an error that quotes what a server sent in a watch.
-var errUnreadable = errors.New("the API server's watch could not be read")
+// errUnreadable stands for an error that quotes what a server sent.
+var errUnreadable = errors.New("the API server's answer could not be read")
 
 // newInformer creates an informer that does not run yet, and does no I/O.
 func (r *run) newInformer(mapping *meta.RESTMapping, poll time.Duration, life monitor.LifeID) (*informer, error) {
 	next := &informer{
 		entry:      r.entry,
 		mapping:    mapping,
+		id:         latestInformer.Add(1),
 		polls:      poll > 0,
 		consistent: r.entry.env.writes.Enabled(),
 	}

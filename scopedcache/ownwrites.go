@@ -17,6 +17,8 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/latchkey-dev/latchkey/internal/ownwrites"
+	"github.com/latchkey-dev/latchkey/internal/untrusted"
+	"github.com/latchkey-dev/latchkey/scopedcache/internal/access"
 )
 
 // OwnWrites returns what remembers the writes of the cache's clients.
@@ -156,7 +158,12 @@ func (r *reader) readOwn(ctx context.Context, wanted ownRead) error {
 			continue
 		case judgement.Ask, running.polls:
 			now, err := r.readNow(ctx, running, required, wanted.requires)
-			if err != nil {
+			switch {
+			case err != nil && r.user.check() != nil:
+				return r.user.check()
+			case err != nil && ctx.Err() != nil:
+				return running.behind(judgement, context.Cause(ctx))
+			case err != nil:
 				return err
 			}
 			return wanted.read(now, running.entry)
@@ -167,6 +174,9 @@ func (r *reader) readOwn(ctx context.Context, wanted ownRead) error {
 		case <-r.user.stopped():
 			return r.user.stopError()
 		case <-ctx.Done():
+			if err := r.user.check(); err != nil {
+				return err
+			}
 			return running.behind(judgement, context.Cause(ctx))
 		}
 	}
@@ -177,8 +187,8 @@ func (r *reader) readNow(ctx context.Context, i *informer, required *ownwrites.R
 	read *requirements) (client.Reader, error) {
 	list, err := i.listNow(ctx, read)
 	if err != nil {
-		return nil, errors.WithMessagef(displayError(err, r.env.options.HideServerMessages),
-			"reading %s from the API server, because the cache may not have an own write", i.GVK)
+		return nil, errors.WithMessagef(r.listError(err),
+			"listing %s, because the cache may not have what this client wrote", i.GVK)
 	}
 	items, err := meta.ExtractList(list)
 	if err != nil {
@@ -216,6 +226,15 @@ func (r *reader) readNow(ctx context.Context, i *informer, required *ownwrites.R
 	return i.Over(stored)
 }
 
+// listError returns the error of a list in the form in which users see it.
+func (r *reader) listError(err error) error {
+	hide := r.env.options.HideServerMessages
+	if _, isStatus := untrusted.StatusText(err); hide && !isStatus && access.FromServer(err) {
+		return errUnreadable
+	}
+	return displayError(err, hide)
+}
+
 // listNow lists the objects that an informer would have of the namespace and name that are read. It
 // leaves the labels of the read out, so that the list tells what the informer does not have.
 func (i *informer) listNow(ctx context.Context, read *requirements) (client.ObjectList, error) {
@@ -231,6 +250,11 @@ func (i *informer) listNow(ctx context.Context, read *requirements) (client.Obje
 	if err != nil {
 		return nil, err
 	}
+	release, err := i.entry.env.lists.acquire(ctx, i.mapping.Resource)
+	if err != nil {
+		return nil, err
+	}
+	defer release()
 	list, err := lister.ListWithContext(ctx, metav1.ListOptions{})
 	if err != nil {
 		return nil, err
@@ -250,6 +274,9 @@ func (i *informer) namespaceOf(namespace string) string {
 type seenBy struct{ *informer }
 
 var _ ownwrites.Informer = seenBy{}
+
+// ID implements ownwrites.Informer.
+func (s seenBy) ID() uint64 { return s.id }
 
 // Since implements ownwrites.Informer.
 func (s seenBy) Since() uint64 { return s.since.Load() }

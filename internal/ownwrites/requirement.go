@@ -10,6 +10,8 @@ import (
 
 // Informer is what one informer has of a kind.
 type Informer interface {
+	// ID returns a number that no other informer has.
+	ID() uint64
 	// Since returns how many writes had been recorded when the informer sent its first list, 0 if that
 	// list was not consistent.
 	Since() uint64
@@ -58,7 +60,7 @@ type requirement struct {
 	// this version has the write.
 	barrier string
 	// absentIn are the informers whose selectors such a list had that did not have the object.
-	absentIn []Informer
+	absentIn []uint64
 }
 
 // verdict is whether a read of an informer may be older than a write.
@@ -82,7 +84,7 @@ func (r *requirement) judge(informer Informer) verdict {
 		return has
 	}
 	stored, found := informer.Stored(r.key())
-	absent := slices.Contains(r.absentIn, informer)
+	absent := slices.Contains(r.absentIn, informer.ID())
 	switch {
 	case absent && found && !after(stored.Version, r.barrier):
 		return lacks
@@ -172,7 +174,7 @@ func (r *requirement) learn(informer Informer, version string, found *Object, la
 			r.barrier = version
 		}
 		if found == nil && r.name != "" {
-			r.absentIn = append(r.absentIn[:len(r.absentIn):len(r.absentIn)], informer)
+			r.absentIn = append(r.absentIn[:len(r.absentIn):len(r.absentIn)], informer.ID())
 		}
 		return
 	}

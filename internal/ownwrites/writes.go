@@ -136,6 +136,19 @@ func (w *Writes) concern(kind schema.GroupKind, key types.NamespacedName) bool {
 	return false
 }
 
+// Stopped forgets the writes of a kind that only an informer lacked which has stopped.
+func (w *Writes) Stopped(kind schema.GroupKind) {
+	if !w.Any() {
+		return
+	}
+	w.mu.Lock()
+	if known := w.kinds[kind]; known != nil {
+		known.checked = time.Time{}
+	}
+	w.mu.Unlock()
+	w.forget(kind)
+}
+
 // Required are the writes before a read that an informer may not have.
 type Required struct {
 	writes *Writes
@@ -188,7 +201,7 @@ type Judgement struct {
 	Ready bool
 	// Ask means that only a read of the API server is known to contain them.
 	Ask bool
-	// Of the object that the informer lacks, if neither is set.
+	// Key is of an object that the informer lacks, or may lack, unless Ready is set.
 	Key types.NamespacedName
 	// Version is what the informer lacks; empty if it is a deletion.
 	Version string
@@ -201,7 +214,7 @@ func (r *Required) None() bool { return len(r.open) == 0 }
 func (r *Required) Judge(informer Informer) Judgement {
 	r.judged, r.asks, r.shown = informer, r.asks[:0], r.shown[:0]
 	r.version = informer.Version()
-	result := Judgement{Ready: true}
+	result, asked := Judgement{Ready: true}, Judgement{}
 	for i := range r.open {
 		open := &r.open[i]
 		switch open.judge(informer) {
@@ -211,14 +224,16 @@ func (r *Required) Judge(informer Informer) Judgement {
 				result.Version = ""
 			}
 		case unsure:
-			r.asks = append(r.asks, i)
+			if r.asks = append(r.asks, i); len(r.asks) == 1 {
+				asked = Judgement{Ask: true, Key: open.key()}
+			}
 		case shows:
 			r.shown = append(r.shown, i)
 		case has:
 		}
 	}
 	if len(r.asks) > 0 {
-		return Judgement{Ask: true} // the answer contains the others, too
+		return asked // the answer contains the others, too
 	}
 	return result
 }

@@ -18,6 +18,7 @@ type behind struct {
 	since   uint64
 }
 
+func (b *behind) ID() uint64                                 { return uint64(len(b.version)) }
 func (b *behind) Since() uint64                              { return b.since }
 func (b *behind) Version() string                            { return b.version }
 func (b *behind) Stored(types.NamespacedName) (Object, bool) { return Object{}, false }

@@ -51,7 +51,7 @@ func newBoundCache(c *Connection) *boundCache {
 
 // OwnWrites lets scopedcache.NewClient create a client of the cache.
 func (b *boundCache) OwnWrites() *ownwrites.Writes {
-	if _, err := b.scoped(); err != nil {
+	if _, err := b.scoped(); err != nil || b.conn.Err() != nil {
 		return ownwrites.New(func(schema.GroupKind) []ownwrites.Informer { return nil }) // each read returns the error
 	}
 	return b.writes.Load()

@@ -62,12 +62,19 @@ func plainClient(t testing.TB, config *rest.Config, c *runningCache) client.Clie
 var visible = map[string]string{"visible": "yes"}
 
 // TestReadYourWrites writes and reads at random, in four goroutines with objects of their own,
-// while watches are delayed. No read is older than what its goroutine has written.
+// while watches are delayed. No read is older than what its goroutine has written, with and without
+// a selector of the cache.
 func TestReadYourWrites(t *testing.T) {
-	steps := 250
-	if testenv.Long(false, true) {
-		steps = 2500
+	for name, selector := range map[string]labels.Selector{
+		"all":      nil,
+		"selected": labels.SelectorFromSet(visible),
+	} {
+		t.Run(name, func(t *testing.T) { readYourWrites(t, selector) })
 	}
+}
+
+func readYourWrites(t *testing.T, selector labels.Selector) {
+	steps := testenv.Long(150, 2500)
 	seed := uint64(time.Now().UnixNano())
 	t.Logf("seed %d", seed)
 	g := NewWithT(t)
@@ -79,7 +86,7 @@ func TestReadYourWrites(t *testing.T) {
 	c := u.startWithConfig(t, server.config, scopedcache.Options{
 		PerNamespace:         true,
 		AccessReviewInterval: endlessInterval,
-	}, cache.Options{DefaultLabelSelector: labels.SelectorFromSet(visible)})
+	}, cache.Options{DefaultLabelSelector: selector})
 	writer := ownClient(t, server.config, c)
 	var goroutines sync.WaitGroup
 	var waits [4][]time.Duration
@@ -92,6 +99,7 @@ func TestReadYourWrites(t *testing.T) {
 				id:      fmt.Sprintf("writer-%d", i),
 				random:  rand.New(rand.NewPCG(seed, uint64(i))),
 				lost:    lost,
+				selects: selector != nil,
 				objects: map[string]*ownObject{},
 			}
 			for step := range steps {
@@ -107,8 +115,8 @@ func TestReadYourWrites(t *testing.T) {
 	if t.Failed() {
 		return
 	}
-	t.Logf("%d reads after writes: p50 %s, p99 %s, longest %s; %d lists of the informers' selection or live", len(all),
-		all[len(all)/2], all[len(all)*99/100], all[len(all)-1], u.requests.lists("/configmaps visible=yes"))
+	t.Logf("%d reads after writes: p50 %s, p99 %s, longest %s; %d lists", len(all), all[len(all)/2], all[len(all)*99/100],
+		all[len(all)-1], u.requests.lists("/configmaps")+u.requests.lists("/configmaps visible=yes"))
 	g.Expect(all).To(HaveLen(4 * steps))
 
 	// Without the option, the same reads are stale.
@@ -150,9 +158,6 @@ type ownObject struct {
 	*corev1.ConfigMap
 }
 
-// shown reports whether the cache has the object.
-func (o *ownObject) shown() bool { return o != nil && o.Labels["visible"] == "yes" }
-
 // ownWriter writes and reads the objects of one goroutine.
 type ownWriter struct {
 	t       *testing.T
@@ -160,9 +165,15 @@ type ownWriter struct {
 	ns, id  string
 	random  *rand.Rand
 	lost    *sync.Map
+	selects bool                  // the cache selects what is visible
 	objects map[string]*ownObject // those that exist
 	waits   []time.Duration
 	did     []string
+}
+
+// shows reports whether the cache has the object.
+func (w *ownWriter) shows(o *ownObject) bool {
+	return o != nil && (!w.selects || o.Labels["visible"] == "yes")
 }
 
 // step writes an object and reads it. It returns false if the read is wrong.
@@ -361,11 +372,11 @@ func (w *ownWriter) read(name string) error {
 	err := w.client.Get(ctx, key, object)
 	expected := w.objects[name]
 	switch {
-	case !expected.shown() && apierrors.IsNotFound(err):
+	case !w.shows(expected) && apierrors.IsNotFound(err):
 		return nil
 	case err != nil:
 		return fmt.Errorf("Get of a %T: %w", object, err)
-	case !expected.shown():
+	case !w.shows(expected):
 		return fmt.Errorf("Get of a %T found %s, which should not be there", object, object.GetResourceVersion())
 	case object.GetUID() != expected.UID || object.GetResourceVersion() != expected.ResourceVersion:
 		return fmt.Errorf("Get of a %T found version %s instead of %s", object, object.GetResourceVersion(),
@@ -390,7 +401,7 @@ func (w *ownWriter) list(ctx context.Context) error {
 		}
 	}
 	for name, object := range w.objects {
-		if object.shown() {
+		if w.shows(object) {
 			expected[name] = object.ResourceVersion
 		}
 	}

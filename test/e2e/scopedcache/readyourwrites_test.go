@@ -50,10 +50,11 @@ func newOwnWorld(t *testing.T, options scopedcache.Options, opts cache.Options, 
 	return w
 }
 
-// read makes an informer of the kind run.
+// read makes an informer of the kind run. The first read may take longer than ReadTimeout.
 func (w *ownWorld) read(t *testing.T, list client.ObjectList) {
 	t.Helper()
-	w.Expect(w.client.List(t.Context(), list, client.InNamespace(w.ns))).To(Succeed())
+	w.Eventually(func() error { return w.client.List(t.Context(), list, client.InNamespace(w.ns)) }).
+		WithTimeout(patience).Should(Succeed())
 }
 
 // Writes of subresources are writes of the object.
@@ -164,7 +165,7 @@ func TestReadYourWritesEnds(t *testing.T) {
 	w.Expect(err).To(BeAssignableToTypeOf(behind))
 	w.Expect(err).To(MatchError(ContainSubstring("a cached read waits for 700ms at most")))
 	w.Expect(err).To(MatchError(ContainSubstring(
-		"does not have the client's write of " + key.String() + ", which has version " + object.ResourceVersion)))
+		"does not have the client's write of \"" + key.String() + "\", which has version " + object.ResourceVersion)))
 	w.Expect(w.client.List(ctx, &corev1.ConfigMapList{}, client.InNamespace(w.ns))).To(Satisfy(apierrors.IsTimeout))
 	w.Expect(w.client.Get(ctx, client.ObjectKeyFromObject(other), other)).To(Succeed())
 
@@ -174,7 +175,7 @@ func TestReadYourWritesEnds(t *testing.T) {
 
 	w.Expect(w.client.Delete(ctx, other)).To(Succeed())
 	w.Expect(w.client.Get(ctx, client.ObjectKeyFromObject(other), other)).To(MatchError(ContainSubstring(
-		"does not have the client's deletion of " + w.ns + "/other")))
+		"does not have the client's deletion of \"" + w.ns + "/other\"")))
 
 	result := make(chan error, 1)
 	go func() { result <- get(ctx) }()
@@ -213,7 +214,7 @@ func TestReadYourWritesOfUnselected(t *testing.T) {
 	w.Expect(w.client.Update(ctx, object)).To(Succeed())
 	key := client.ObjectKeyFromObject(object)
 	w.Expect(w.client.Get(ctx, key, &corev1.ConfigMap{})).To(Satisfy(apierrors.IsNotFound))
-	w.read(t, &corev1.ConfigMapList{})
+	w.Expect(w.client.List(ctx, &corev1.ConfigMapList{}, client.InNamespace(w.ns))).To(Succeed())
 	w.Expect(w.user.requests.lists("/configmaps visible=yes")).To(Equal(1), "the list of the informer")
 	object.Labels = visible
 	w.Expect(w.client.Update(ctx, object)).To(Succeed())
@@ -266,6 +267,7 @@ func TestReadYourWritesOfAManager(t *testing.T) {
 		ctx, cancel := context.WithCancel(context.Background())
 		ended := make(chan error, 1)
 		go func() { ended <- manager.Start(ctx) }()
+		g.Expect(manager.GetCache().WaitForCacheSync(ctx)).To(BeTrue())
 		t.Cleanup(func() {
 			cancel()
 			g.Eventually(ended).WithTimeout(patience).Should(Receive(BeNil()))
@@ -276,7 +278,7 @@ func TestReadYourWritesOfAManager(t *testing.T) {
 	for range 10 {
 		object := configMap(ns, "")
 		object.GenerateName = "own-"
-		g.Eventually(func() error { return own.Create(t.Context(), object) }).WithTimeout(patience).Should(Succeed())
+		g.Expect(own.Create(t.Context(), object)).To(Succeed())
 		g.Expect(own.Get(t.Context(), client.ObjectKeyFromObject(object), object)).To(Succeed())
 		list := &corev1.ConfigMapList{}
 		g.Expect(own.List(t.Context(), list, client.InNamespace(ns))).To(Succeed())
@@ -284,8 +286,8 @@ func TestReadYourWritesOfAManager(t *testing.T) {
 	}
 	theirs := start(client.New)
 	key := client.ObjectKey{Namespace: ns, Name: "a"}
-	g.Eventually(func() error { return theirs.Get(t.Context(), key, &corev1.ConfigMap{}) }).WithTimeout(patience).
-		Should(MatchError(ContainSubstring("set NewClient to scopedcache.NewClient")))
+	g.Expect(theirs.Get(t.Context(), key, &corev1.ConfigMap{})).
+		To(MatchError(ContainSubstring("set NewClient to scopedcache.NewClient")))
 }
 
 // A client of dry runs writes nothing, so nothing is waited for.

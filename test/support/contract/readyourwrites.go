@@ -46,7 +46,5 @@ func readYourWrites(t *testing.T, w World) {
 		g.Expect(c.Get(ctx, name, found)).To(Satisfy(apierrors.IsNotFound))
 		g.Expect(c.List(ctx, list, inside, own)).To(Succeed())
 		g.Expect(list.Items).To(BeEmpty())
-		g.Expect(c.Get(ctx, name, found, client.DisableReadYourWritesConsistency)).
-			To(Or(Succeed(), Satisfy(apierrors.IsNotFound)))
 	}
 }
