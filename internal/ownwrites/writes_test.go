@@ -213,3 +213,21 @@ func TestReadDeletion(t *testing.T) {
 		g.Expect(ok).To(BeFalse(), "%q", answer)
 	}
 }
+
+// arriving is an informer that receives the object after a look at its store.
+type arriving struct{ behind }
+
+func (a *arriving) Stored(types.NamespacedName) (Object, bool) {
+	has := a.version == "11"
+	a.version = "11"
+	return Object{UID: "1", Version: "11"}, has
+}
+
+// An event between two looks does not make a deletion count as seen: the informer has the object.
+func TestEventDuringAJudgement(t *testing.T) {
+	g := NewWithT(t)
+	informer := &arriving{behind{version: "10"}}
+	w := New(func(schema.GroupKind) []Informer { return []Informer{&behind{version: "10"}} })
+	w.Add(exploredKind, key(1), Write{Object: Object{UID: "1", Version: "11"}, Gone: true})
+	g.Expect(w.BeforeGet(exploredKind, key(1)).Judge(informer)).To(Equal(Judgement{Key: key(1)}))
+}
