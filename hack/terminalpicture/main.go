@@ -1,5 +1,5 @@
 // Command terminalpicture draws the demo's output, from standard input, as a terminal in an SVG
-// file on standard output. The target picture of the Makefile uses it for docs/run.svg.
+// file on standard output. The Makefile runs terminalpicture to draw docs/run.svg.
 package main
 
 import (
