@@ -156,7 +156,7 @@ func (r *reader) readOwn(ctx context.Context, wanted ownRead) error {
 				return err
 			}
 			continue
-		case judgement.Ask, running.polls:
+		case judgement.Ask:
 			now, err := r.readNow(ctx, running, required, wanted.requires)
 			switch {
 			case err != nil && r.user.check() != nil:
@@ -187,7 +187,7 @@ func (r *reader) readNow(ctx context.Context, i *informer, required *ownwrites.R
 	read *requirements) (client.Reader, error) {
 	list, err := i.listNow(ctx, read)
 	if err != nil {
-		return nil, errors.WithMessagef(r.listError(err),
+		return nil, errors.WithMessagef(r.readError(err),
 			"listing %s, because the cache may not have what this client wrote", i.GVK)
 	}
 	items, err := meta.ExtractList(list)
@@ -226,8 +226,8 @@ func (r *reader) readNow(ctx context.Context, i *informer, required *ownwrites.R
 	return i.Over(stored)
 }
 
-// listError returns the error of a list in the form in which users see it.
-func (r *reader) listError(err error) error {
+// readError returns the error of a read from the API server in the form in which users see it.
+func (r *reader) readError(err error) error {
 	hide := r.env.options.HideServerMessages
 	if _, isStatus := untrusted.StatusText(err); hide && !isStatus && access.FromServer(err) {
 		return errUnreadable
@@ -324,6 +324,9 @@ func (s seenBy) Selects(of map[string]string) ownwrites.Selection {
 	}
 	return ownwrites.Selected
 }
+
+// Polls implements ownwrites.Informer.
+func (s seenBy) Polls() bool { return s.polls }
 
 // HasSelectors implements ownwrites.Informer.
 func (s seenBy) HasSelectors() bool {

@@ -35,6 +35,7 @@ type exploredInformer struct {
 	world    *world
 	selects  bool // only objects that are selected
 	fields   bool // by a field, not by labels
+	polls    bool // lists now and then
 	since    uint64
 	position int // all events until this revision are in the store
 	version  int // of the last event that it received, or of a list
@@ -63,6 +64,7 @@ func (i *exploredInformer) view(revision int) state {
 }
 
 func (i *exploredInformer) ID() uint64    { return uint64(slices.Index(i.world.informers, i)) }
+func (i *exploredInformer) Polls() bool   { return i.polls }
 func (i *exploredInformer) Since() uint64 { return i.since }
 func (i *exploredInformer) Version() string {
 	defer i.looked()
@@ -108,7 +110,8 @@ var exploredKind, exploredKey = schema.GroupKind{Kind: "Thing"}, types.Namespace
 
 func newWorld() *world {
 	w := &world{history: make([]state, 10)} // revisions begin with two digits, and are compared as numbers
-	w.informers = []*exploredInformer{{world: w}, {world: w, selects: true}, {world: w, selects: true, fields: true}}
+	w.informers = []*exploredInformer{{world: w}, {world: w, selects: true}, {world: w, selects: true, fields: true},
+		{world: w, polls: true}}
 	w.writes = New(func(schema.GroupKind) (running []Informer) {
 		for _, i := range w.informers {
 			if i.runs {
@@ -258,6 +261,7 @@ var steps = map[string]func(*world) bool{
 	},
 	"someone deletes":        func(w *world) bool { return w.delete() },
 	"delete all":             func(w *world) bool { return w.delete() && w.unknown(types.NamespacedName{Namespace: "a"}) },
+	"list of the fourth":     func(w *world) bool { return w.bookmark(3) },
 	"event at the third":     func(w *world) bool { return w.receive(2) },
 	"event at the first":     func(w *world) bool { return w.receive(0) },
 	"event at the second":    func(w *world) bool { return w.receive(1) },
@@ -369,7 +373,7 @@ func (w *world) read(n, arriving int) error {
 				shown.exists
 		})
 	case !judgement.Ready:
-		if i.next() == 0 && arriving == 0 {
+		if (i.next() == 0 || i.polls) && arriving == 0 {
 			return fmt.Errorf("the read waits for %+v, and no event will come", judgement)
 		}
 		return nil
@@ -400,7 +404,7 @@ func (w *world) step(name string, reads bool) error {
 	if !steps[name](w) || !reads {
 		return nil
 	}
-	return errors.Join(w.read(0, 0), w.read(1, 0), w.read(2, 0))
+	return errors.Join(w.read(0, 0), w.read(1, 0), w.read(2, 0), w.read(3, 0))
 }
 
 // settle lets all events arrive. Then no requirement is left.

@@ -24,6 +24,8 @@ type Informer interface {
 	Covers(namespace, name string) bool
 	// Selects reports whether the informer's selectors select objects with these labels.
 	Selects(labels map[string]string) Selection
+	// Polls reports whether the informer lists now and then, and has no watch.
+	Polls() bool
 	// HasSelectors reports whether there are selectors at all, except of namespace and name.
 	HasSelectors() bool
 }
@@ -73,9 +75,19 @@ const (
 	unsure                // only the API server can tell
 )
 
-// judge compares an informer with a requirement. judge has no effects. The informer may receive
-// events meanwhile: its store changes before its version, so judge looks at the version first.
+// judge compares an informer with a requirement. judge has no effects. No read waits for the next
+// list of an informer that polls.
 func (r *requirement) judge(informer Informer) verdict {
+	result := r.compare(informer)
+	if result == lacks && informer.Polls() {
+		return unsure
+	}
+	return result
+}
+
+// compare is judge for an informer with a watch. The informer may receive events meanwhile: its
+// store changes before its version, so compare looks at the version first.
+func (r *requirement) compare(informer Informer) verdict {
 	if !informer.Covers(r.namespace, r.name) || informer.Since() >= r.seq {
 		return has
 	}

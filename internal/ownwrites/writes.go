@@ -27,7 +27,7 @@ type Write struct {
 }
 
 // Writes remember the writes of a cache's clients as long as an informer of the cache may not have
-// them. The zero value remembers nothing: see New. Methods may be called from any goroutine.
+// them. Create Writes with New. Methods may be called from any goroutine.
 type Writes struct {
 	informers func(schema.GroupKind) []Informer // those that run
 	enabled   atomic.Bool

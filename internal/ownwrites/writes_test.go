@@ -19,6 +19,7 @@ type behind struct {
 }
 
 func (b *behind) ID() uint64                                 { return uint64(len(b.version)) }
+func (b *behind) Polls() bool                                { return false }
 func (b *behind) Since() uint64                              { return b.since }
 func (b *behind) Version() string                            { return b.version }
 func (b *behind) Stored(types.NamespacedName) (Object, bool) { return Object{}, false }

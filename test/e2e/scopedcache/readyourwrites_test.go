@@ -247,6 +247,25 @@ func TestReadYourWritesOfOtherNamespaces(t *testing.T) {
 	w.Expect(namesOf(list)).To(ContainElement("a"))
 }
 
+// A read does not wait for the next list of an informer that polls, because the identity may not
+// watch.
+func TestReadYourWritesOfAPoll(t *testing.T) {
+	w := newOwnWorld(t, scopedcache.Options{PollWithoutWatch: true, AccessReviewInterval: endlessInterval},
+		cache.Options{})
+	w.user.grant(t, w.ns, "configmaps", "list", "create", "update", "delete")
+	w.read(t, &corev1.ConfigMapList{})
+	object := configMap(w.ns, "a")
+	key, found := client.ObjectKeyFromObject(object), &corev1.ConfigMap{}
+	w.Expect(w.client.Create(t.Context(), object)).To(Succeed())
+	w.Expect(w.client.Get(t.Context(), key, found)).To(Succeed())
+	object.Data = map[string]string{"key": "value"}
+	w.Expect(w.client.Update(t.Context(), object)).To(Succeed())
+	w.Expect(w.client.Get(t.Context(), key, found)).To(Succeed())
+	w.Expect(found.Data).To(Equal(object.Data))
+	w.Expect(w.client.Delete(t.Context(), object)).To(Succeed())
+	w.Expect(w.client.Get(t.Context(), key, found)).To(Satisfy(apierrors.IsNotFound))
+}
+
 // A manager with a Role reads what it wrote. controller-runtime's own option, which would block, is
 // an error.
 func TestReadYourWritesOfAManager(t *testing.T) {
