@@ -54,23 +54,10 @@ func (e *NotSyncedError) Error() string {
 }
 
 // Unwrap lets errors.Is and errors.As find Cause and Last.
-func (e *NotSyncedError) Unwrap() []error {
-	if e.Last == nil {
-		return []error{e.Cause}
-	}
-	return []error{e.Cause, e.Last}
-}
+func (e *NotSyncedError) Unwrap() []error { return causesOf(e.Cause, e.Last) }
 
 // Status makes the error a timeout for package apierrors, as with controller-runtime's cache.
-func (e *NotSyncedError) Status() metav1.Status {
-	return metav1.Status{
-		Status:  metav1.StatusFailure,
-		Code:    http.StatusGatewayTimeout,
-		Reason:  metav1.StatusReasonTimeout,
-		Message: e.Error(),
-		Details: &metav1.StatusDetails{Group: e.GVK.Group, Kind: e.GVK.Kind},
-	}
-}
+func (e *NotSyncedError) Status() metav1.Status { return timeoutStatus(e.GVK, e) }
 
 // PartialError is about the namespaces of a set that are not Synced.
 type PartialError struct {
@@ -143,20 +130,26 @@ func (e *BehindError) Error() string {
 }
 
 // Unwrap lets errors.Is and errors.As find Cause and Last.
-func (e *BehindError) Unwrap() []error {
-	if e.Last == nil {
-		return []error{e.Cause}
-	}
-	return []error{e.Cause, e.Last}
-}
+func (e *BehindError) Unwrap() []error { return causesOf(e.Cause, e.Last) }
 
 // Status makes the error a timeout for package apierrors.
-func (e *BehindError) Status() metav1.Status {
+func (e *BehindError) Status() metav1.Status { return timeoutStatus(e.GVK, e) }
+
+// causesOf returns why a wait ended and, if known, why it had not ended before.
+func causesOf(cause, last error) []error {
+	if last == nil {
+		return []error{cause}
+	}
+	return []error{cause, last}
+}
+
+// timeoutStatus returns the status of an error that is a timeout for package apierrors.
+func timeoutStatus(gvk schema.GroupVersionKind, err error) metav1.Status {
 	return metav1.Status{
 		Status:  metav1.StatusFailure,
 		Code:    http.StatusGatewayTimeout,
 		Reason:  metav1.StatusReasonTimeout,
-		Message: e.Error(),
-		Details: &metav1.StatusDetails{Group: e.GVK.Group, Kind: e.GVK.Kind},
+		Message: err.Error(),
+		Details: &metav1.StatusDetails{Group: gvk.Group, Kind: gvk.Kind},
 	}
 }

@@ -86,10 +86,7 @@ func (r *reader) liveError(k *kind, key client.ObjectKey, err error) error {
 	hide := r.env.options.HideServerMessages
 	var status apierrors.APIStatus
 	if !errors.As(err, &status) {
-		if hide && access.FromServer(err) {
-			return errors.New("the API server's answer could not be read")
-		}
-		return displayError(err, hide)
+		return r.readError(err)
 	}
 	if !apierrors.IsNotFound(err) {
 		return displayError(err, hide)

@@ -31,26 +31,22 @@ import (
 // ownClient returns a client of a cache whose reads include what it wrote.
 func ownClient(t testing.TB, config *rest.Config, c *runningCache) client.Client {
 	t.Helper()
-	g := NewWithT(t)
-	httpClient, err := rest.HTTPClientFor(config)
-	g.Expect(err).NotTo(HaveOccurred())
-	idleClosers = append(idleClosers, httpClient.CloseIdleConnections)
-	created, err := scopedcache.NewClient(config, client.Options{
-		HTTPClient: httpClient,
-		Cache:      &client.CacheOptions{Reader: c.Cache, Unstructured: true},
-	})
-	g.Expect(err).NotTo(HaveOccurred())
-	return created
+	return cachedClient(t, config, c, scopedcache.NewClient)
 }
 
 // plainClient returns a client of controller-runtime that reads from a cache.
 func plainClient(t testing.TB, config *rest.Config, c *runningCache) client.Client {
 	t.Helper()
+	return cachedClient(t, config, c, client.New)
+}
+
+func cachedClient(t testing.TB, config *rest.Config, c *runningCache, newClient client.NewClientFunc) client.Client {
+	t.Helper()
 	g := NewWithT(t)
 	httpClient, err := rest.HTTPClientFor(config)
 	g.Expect(err).NotTo(HaveOccurred())
 	idleClosers = append(idleClosers, httpClient.CloseIdleConnections)
-	created, err := client.New(config, client.Options{
+	created, err := newClient(config, client.Options{
 		HTTPClient: httpClient,
 		Cache:      &client.CacheOptions{Reader: c.Cache, Unstructured: true},
 	})
