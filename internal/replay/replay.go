@@ -4,6 +4,7 @@ import (
 	"maps"
 	"sync"
 
+	"k8s.io/apimachinery/pkg/util/resourceversion"
 	toolscache "k8s.io/client-go/tools/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
@@ -19,7 +20,16 @@ type Options struct {
 	// be called. Between note and f nothing may prevent the call of f. note does not block.
 	// Defaults to calling note, and then f if note returns true.
 	Call func(note func() bool, f func())
+	// Turn is shared by feeds that call one handler, so that one of them calls it at a time. Defaults
+	// to a turn of the feed's own.
+	Turn Turn
 }
+
+// Turn holds a token while a handler is called.
+type Turn chan struct{}
+
+// NewTurn returns a turn that feeds may share.
+func NewTurn() Turn { return make(Turn, 1) }
 
 // ResumedHandler is a handler that received events from an earlier informer. A scopedcache.Handle
 // whose AddEventHandler gets a ResumedHandler feeds it with these Options: once the informer has
@@ -43,9 +53,12 @@ type Feed struct {
 	handler toolscache.ResourceEventHandler
 	example client.Object // of the kind
 	call    func(note func() bool, f func())
-	turn    chan struct{} // holds a token while the handler is called
+	turn    Turn
+	shares  bool // the turn, with feeds that may take over
 
 	mu        sync.Mutex
+	begun     bool                               // guarded by mu; there was a source
+	latest    string                             // guarded by mu; the latest version that the handler received
 	source    *Source                            // guarded by mu; the source whose events are passed on, nil for none
 	delivered map[client.ObjectKey]client.Object // guarded by mu; the objects received from source
 	missing   Seen                               // guarded by mu; the objects received from earlier sources only
@@ -58,7 +71,11 @@ func New(handler toolscache.ResourceEventHandler, example client.Object, options
 		example: example,
 		call:    options.Call,
 		missing: options.Seen,
-		turn:    make(chan struct{}, 1),
+		turn:    options.Turn,
+		shares:  options.Turn != nil,
+	}
+	if f.turn == nil {
+		f.turn = NewTurn()
 	}
 	if f.call == nil {
 		f.call = func(note func() bool, call func()) {
@@ -76,7 +93,10 @@ func (f *Feed) Begin() *Source {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.endLocked()
-	f.source = &Source{feed: f}
+	if f.begun {
+		f.missing.Outdate() // the next informer adds all of its objects
+	}
+	f.source, f.begun = &Source{feed: f}, true
 	return f.source
 }
 
@@ -92,7 +112,19 @@ func (f *Feed) Seen() Seen {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.endLocked()
-	return maps.Clone(f.missing)
+	seen := maps.Clone(f.missing)
+	seen.Outdate() // the next feed may be of another API server
+	return seen
+}
+
+// HandOver is Seen, for a feed of the same handler at the same API server: that feed adds only
+// objects of which the handler has not received the version. latest is the latest resource version
+// that the handler has received; empty if there is none, or the feed has a turn of its own.
+func (f *Feed) HandOver() (seen Seen, latest string) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.endLocked()
+	return maps.Clone(f.missing), f.latest
 }
 
 // endLocked moves the objects that the handler received from the source to the missing objects.
@@ -106,7 +138,9 @@ func (f *Feed) endLocked() {
 		f.missing = make(Seen, len(f.delivered))
 	}
 	for key, received := range f.delivered {
-		f.missing[key] = Remember(received)
+		object := Remember(received)
+		object.current = true
+		f.missing[key] = object
 	}
 	f.delivered = nil
 }
@@ -126,7 +160,7 @@ func (s *Source) Superseded() <-chan struct{} { return s.superseded.Done() }
 // OnAdd implements toolscache.ResourceEventHandler.
 func (s *Source) OnAdd(object any, isInInitialList bool) {
 	var deletion *toolscache.DeletedFinalStateUnknown
-	s.pass(func() bool { deletion = s.recordLocked(object); return true }, func() {
+	s.pass(func() (news bool) { deletion, news = s.recordLocked(object); return news }, func() {
 		if deletion != nil {
 			s.feed.handler.OnDelete(*deletion)
 		}
@@ -195,27 +229,43 @@ func (f *Feed) missingNow() (keys []client.ObjectKey) {
 
 // recordLocked records that the handler receives an object. If an earlier informer delivered
 // another object of the same name, recordLocked returns a deletion of that object, because it is
-// gone.
-func (s *Source) recordLocked(object any) *toolscache.DeletedFinalStateUnknown {
+// gone. news is false if the handler has received the object from the feed before.
+func (s *Source) recordLocked(object any) (deletion *toolscache.DeletedFinalStateUnknown, news bool) {
 	received, ok := object.(client.Object)
 	if !ok {
-		return nil
+		return nil, true
 	}
 	key := client.ObjectKeyFromObject(received)
+	s.feed.noteLocked(received)
 	if s.feed.delivered == nil {
 		s.feed.delivered = map[client.ObjectKey]client.Object{}
 	}
 	s.feed.delivered[key] = received
 	previous, ok := s.feed.missing[key]
 	if !ok {
-		return nil
+		return nil, true
 	}
 	delete(s.feed.missing, key)
 	if previous.uid == received.GetUID() {
-		return nil
+		return nil, !previous.current || previous.resourceVersion != received.GetResourceVersion()
 	}
-	deletion := previous.lastKnown(s.feed.example, key)
-	return &deletion
+	gone := previous.lastKnown(s.feed.example, key)
+	return &gone, true
+}
+
+// noteLocked records how far the handler is, for a feed that may take over.
+func (f *Feed) noteLocked(received client.Object) {
+	if f.shares {
+		f.latest = Later(f.latest, received.GetResourceVersion())
+	}
+}
+
+// Later returns the later of two resource versions, the second if they cannot be compared.
+func Later(one, other string) string {
+	if order, err := resourceversion.CompareResourceVersion(one, other); err == nil && order > 0 {
+		return one
+	}
+	return other
 }
 
 // forgetLocked removes an object from the record, because it is gone.
@@ -224,6 +274,7 @@ func (s *Source) forgetLocked(object any) {
 		object = unknown.Obj
 	}
 	if received, ok := object.(client.Object); ok {
+		s.feed.noteLocked(received)
 		delete(s.feed.delivered, client.ObjectKeyFromObject(received))
 	}
 }

@@ -21,6 +21,15 @@ type Object struct {
 	resourceVersion string
 	labels          map[string]string
 	owners          []metav1.OwnerReference
+	current         bool // the handler need not receive this version again
+}
+
+// Outdate makes the next feed add the objects, even if the handler has received these versions.
+func (s Seen) Outdate() {
+	for key, object := range s {
+		object.current = false
+		s[key] = object
+	}
 }
 
 // Remember returns the record of an object. The record shares the object's labels and owners.
