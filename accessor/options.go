@@ -31,8 +31,9 @@ type Options struct {
 	Client         ClientOptions
 	HealthProbe    connstate.ProbeOptions
 	ConnectBackoff wait.Backoff
-	PerExtension   bool                     // metrics have series for every extension
-	RBACWatcher    *scopedcache.RBACWatcher // watches the cluster of the extensions; nil for none
+	PerExtension   bool                          // metrics have series for every extension
+	RBACWatcher    *scopedcache.RBACWatcher      // watches the cluster of the extensions; nil for none
+	Namespaces     *scopedcache.NamespaceWatcher // of the cluster of the extensions; nil for none
 	Logger         logr.Logger
 	Metrics        *metrics.Cache  // may be nil
 	Tracer         *tracing.Tracer // may be nil

@@ -94,6 +94,7 @@ func NewSet(options Options) *Set {
 			Cache:          options.Cache,
 			Client:         options.Client,
 			RBACWatcher:    options.RBACWatcher,
+			Namespaces:     options.Namespaces,
 			Logger:         options.Logger,
 			TracerProvider: options.Tracer.Provider(),
 			Fenced:         options.Metrics.Fenced,

@@ -56,6 +56,10 @@ type CacheOptions struct {
 	// lists are AccessReviewInterval, and up to a minute more, apart. Without PollWithoutWatch such
 	// a scope is Forbidden.
 	PollWithoutWatch bool
+	// MaxNamespaces is how many namespaces a watch of [scopedcache.WhereverAllowed] has at most, where
+	// it has one informer for each. The state of the watch says how many are left out. Defaults to
+	// 100.
+	MaxNamespaces int
 	// WatchRBAC has the host operator watch Roles, ClusterRoles and their bindings in the cluster
 	// of the extensions, once for all connections to that cluster. Revoked and granted permissions
 	// then take effect within seconds. While the permissions of the identity itself, or of its
@@ -154,6 +158,7 @@ func (o *CacheOptions) connections(reads ClientCacheOptions) accessor.CacheOptio
 			AccessReviewInterval: o.AccessReviewInterval,
 			IdleTimeout:          o.IdleTimeout,
 			PollWithoutWatch:     o.PollWithoutWatch,
+			MaxNamespaces:        o.MaxNamespaces,
 		},
 		Informers: cache.Options{
 			SyncPeriod:       o.SyncPeriod,

@@ -300,3 +300,26 @@ func ExampleWatcherOptions_namespaces() {
 	}
 	_ = register
 }
+
+// Sets of namespaces that change.
+var (
+	teamRed    = clustercache.Scope{Namespaces: scopedcache.NamespacesWithLabels(labels.SelectorFromSet(red))}
+	whereItMay = clustercache.Scope{Namespaces: scopedcache.WhereverAllowed()}
+)
+
+var red = labels.Set{"team": "red"}
+
+// WatchContent and Hold take such sets, too.
+func ExampleContentWatchOptions_namespaces() {
+	scopes := []clustercache.Scope{teamRed, whereItMay}
+	watch := func(controller controller.Controller, content []client.Object, n int) clustercache.ContentWatch {
+		return clustercache.NewContentWatch(clustercache.ContentWatchOptions{
+			Name:         "content",
+			Watcher:      controller,
+			Objects:      content,
+			EventHandler: &handler.EnqueueRequestForObject{},
+			Scope:        scopes[n],
+		})
+	}
+	_ = watch
+}

@@ -112,6 +112,10 @@ func (o *Options) setup(ctx context.Context, mgr manager.Manager, controllerOpti
 	if err != nil {
 		return nil, errors.WithMessage(err, "Options.Cache.WatchRBAC")
 	}
+	namespaces, err := o.namespaceWatcher(mgr, logger)
+	if err != nil {
+		return nil, errors.WithMessage(err, "creating a watcher of namespaces")
+	}
 	hub := &extensionsource.Hub{Name: o.Name, Metrics: counts}
 	states := &statechanges.Hub{}
 	r.set = accessor.NewSet(accessor.Options{
@@ -123,6 +127,7 @@ func (o *Options) setup(ctx context.Context, mgr manager.Manager, controllerOpti
 		ConnectBackoff: o.ConnectBackoff,
 		PerExtension:   o.Metrics.PerExtension,
 		RBACWatcher:    rbacWatcher,
+		Namespaces:     namespaces,
 		Logger:         logger,
 		Metrics:        counts,
 		Tracer:         tracer,
@@ -192,18 +197,34 @@ func (o *Options) rbacWatcher(mgr manager.Manager, logger logr.Logger) (*scopedc
 	if !o.Cache.WatchRBAC {
 		return nil, nil
 	}
-	watcher, err := scopedcache.NewRBACWatcher(o.Cluster.GetConfig(),
-		cache.Options{
-			HTTPClient: o.Cluster.GetHTTPClient(),
-			Scheme:     o.Cluster.GetScheme(),
-			Mapper:     o.Cluster.GetRESTMapper(),
-		},
-		scopedcache.Options{
-			AccessReviewInterval: o.Cache.AccessReviewInterval,
-			Logger:               logger,
-		})
+	informers, scopes := o.ownCache(logger)
+	watcher, err := scopedcache.NewRBACWatcher(o.Cluster.GetConfig(), informers, scopes)
 	if err != nil {
 		return nil, err
 	}
 	return watcher, mgr.Add(watcher)
+}
+
+// namespaceWatcher returns a watcher of the namespaces in the cluster of the extensions. The
+// watcher acts as the host operator, runs as long as the manager, and watches from the first set of
+// namespaces on.
+func (o *Options) namespaceWatcher(mgr manager.Manager, logger logr.Logger) (*scopedcache.NamespaceWatcher, error) {
+	informers, scopes := o.ownCache(logger)
+	watcher, err := scopedcache.NewNamespaceWatcher(o.Cluster.GetConfig(), informers, scopes)
+	if err != nil {
+		return nil, err
+	}
+	return watcher, mgr.Add(watcher)
+}
+
+// ownCache returns the options of caches that act as the host operator.
+func (o *Options) ownCache(logger logr.Logger) (cache.Options, scopedcache.Options) {
+	return cache.Options{
+			HTTPClient: o.Cluster.GetHTTPClient(),
+			Scheme:     o.Cluster.GetScheme(),
+			Mapper:     o.Cluster.GetRESTMapper(),
+		}, scopedcache.Options{
+			AccessReviewInterval: o.Cache.AccessReviewInterval,
+			Logger:               logger,
+		}
 }

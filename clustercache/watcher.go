@@ -67,7 +67,8 @@ type WatchError struct {
 	Identity Identity
 	// State is the current state of the informer: StateSyncing, StateSynced (the informer has
 	// recovered), StateForbidden, StateNotServed, StateFailing or, of a set of namespaces,
-	// StatePartial.
+	// StatePartial. StateLeft is the last one of a namespace that is no longer in the set, if the one
+	// before was an error.
 	State scopedcache.State
 	// Err is the reason, nil when StateSyncing or StateSynced. Err never contains a secret.
 	Err error

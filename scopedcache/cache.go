@@ -155,6 +155,7 @@ func (s *scopedCache) Start(ctx context.Context) error {
 		s.entries.startLocked(e)
 	}
 	s.entries.mu.Unlock()
+	s.entries.pokeSets(true)
 	if s.env.options.Name != "" {
 		defer metrics.ExportInformers(s.env.options.Name, s.metricsSnapshot)()
 	}

@@ -46,6 +46,7 @@ type entry struct {
 	state         State                 // guarded by mu
 	since         time.Time             // guarded by mu
 	lastError     error                 // guarded by mu
+	served        bool                  // guarded by mu: it has been Synced
 	changed       chan struct{}         // guarded by mu: closed at the next change; nil until awaited
 	settled       latch.Latch           // opened under mu when a read's result is first known
 	observers     []observer            // guarded by mu

@@ -6,9 +6,12 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/latchkey-dev/latchkey/scopedcache/internal/rbacindex"
 )
 
 // entrySet holds the entries of a cache. The cache starts once and stops once.
@@ -24,6 +27,9 @@ type entrySet struct {
 	selected map[selectedKey]*entry // guarded by mu: the entries with selectors of their own
 	indexes  map[kindKey][]index    // guarded by mu; existing elements do not change
 
+	sets     map[*namespaceSet]struct{}          // guarded by mu: of handles that are not released
+	subjects atomic.Pointer[[]rbacindex.Subject] // of the cache's identity; nil until they are known
+
 	named int // guarded by mu: the number of scopes that reads began for one name
 	names *nameReviews
 }
@@ -35,6 +41,7 @@ func newEntrySet(env *environment) *entrySet {
 		entries:  map[*entry]struct{}{},
 		selected: map[selectedKey]*entry{},
 		indexes:  map[kindKey][]index{},
+		sets:     map[*namespaceSet]struct{}{},
 		names:    newNameReviews(env.options.AccessReviewInterval),
 	}
 	if s.changed == nil {
@@ -179,7 +186,9 @@ func (s *entrySet) States() []ScopeState {
 	entries := s.all()
 	states := make([]ScopeState, 0, len(entries))
 	for _, e := range entries {
-		states = append(states, e.asLive(e.snapshot()))
+		if !e.isCandidate() {
+			states = append(states, e.asLive(e.snapshot()))
+		}
 	}
 	return states
 }
@@ -207,10 +216,11 @@ func (s *entrySet) indexesOf(k *kind) []index {
 // eventsWatchedChanged makes all scopes ask whether RBAC events are watched.
 func (s *entrySet) eventsWatchedChanged() {
 	s.mu.Lock()
-	defer s.mu.Unlock()
 	for e := range s.entries {
 		e.mail.markWatched()
 	}
+	s.mu.Unlock()
+	s.pokeSets(false)
 }
 
 // accessMayHaveChanged makes scopes review their access again: the scopes of a namespace, or all if
@@ -218,10 +228,11 @@ func (s *entrySet) eventsWatchedChanged() {
 func (s *entrySet) accessMayHaveChanged(namespace string) {
 	s.names.forget(namespace)
 	s.mu.Lock()
-	defer s.mu.Unlock()
 	for e := range s.entries {
 		if namespace == "" || e.selection.concerns() == namespace {
 			e.mail.accessMayHaveChanged()
 		}
 	}
+	s.mu.Unlock()
+	s.pokeSets(false)
 }

@@ -8,6 +8,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/meta"
 
 	"github.com/latchkey-dev/latchkey/internal/untrusted"
+	"github.com/latchkey-dev/latchkey/scopedcache/internal/members"
 	"github.com/latchkey-dev/latchkey/scopedcache/internal/monitor"
 )
 
@@ -30,6 +31,7 @@ func (s *entry) setState(e monitor.SetState) {
 	if state != StateForbidden {
 		s.live.Store(nil)
 	}
+	s.served = s.served || state == StateSynced
 	s.state, s.since, s.lastError = state, e.Since, err
 	if s.changed != nil {
 		close(s.changed)
@@ -43,11 +45,30 @@ func (s *entry) setState(e monitor.SetState) {
 			o.observe(now)
 		}
 	}
-	logChange(s.env.options.Logger, State(e.Before), now)
-	if s.env.options.OnStateChange != nil {
-		s.env.options.OnStateChange(State(e.Before), now)
+	if !s.isCandidate() {
+		logChange(s.env.options.Logger, State(e.Before), now)
+		if s.env.options.OnStateChange != nil {
+			s.env.options.OnStateChange(State(e.Before), now)
+		}
 	}
 	s.entries.changed()
+}
+
+// isCandidate reports whether nothing needs the scope but sets that try whether it is allowed, and
+// it is not: that is nothing to report.
+func (s *entry) isCandidate() bool {
+	s.mu.Lock()
+	denied := s.state == StateForbidden && (!s.served || s.selection.scope.Namespace == members.All)
+	s.mu.Unlock()
+	if !denied || s.live.Load() != nil {
+		return false
+	}
+	s.entries.mu.Lock()
+	defer s.entries.mu.Unlock()
+	others := slices.ContainsFunc(s.handles, func(h *Handle) bool {
+		return h.scope.Namespaces == nil || h.scope.Namespaces.kind != members.Allowed
+	})
+	return len(s.handles) > 0 && !others && !s.pinned && !s.recent.Load() && s.waiting == 0
 }
 
 // settleLocked records that the result of a read is known. While an informer serves reads, its

@@ -59,10 +59,12 @@ func (e *NotSyncedError) Unwrap() []error { return causesOf(e.Cause, e.Last) }
 // Status makes the error a timeout for package apierrors, as with controller-runtime's cache.
 func (e *NotSyncedError) Status() metav1.Status { return timeoutStatus(e.GVK, e) }
 
-// PartialError is about the namespaces of a set that are not Synced.
+// PartialError is about what a set of namespaces lacks.
 type PartialError struct {
 	Members []ScopeState // those that are not Synced
 	Of      int          // how many namespaces the set has
+	Beyond  int          // how many namespaces are left out because of MaxNamespaces
+	Unknown error        // why it is not known now which namespaces are in the set; nil if it is
 }
 
 // Error implements error.
@@ -78,15 +80,28 @@ func (e *PartialError) Error() string {
 	for _, state := range slices.Sorted(maps.Keys(count)) {
 		text += fmt.Sprintf(", %d %s", count[state], strings.ToLower(string(state)))
 	}
+	if e.Beyond > 0 {
+		text += fmt.Sprintf(", %d more than MaxNamespaces are left out", e.Beyond)
+	}
 	if more := len(reasons) - 3; more > 0 {
 		reasons = append(reasons[:3], fmt.Sprintf("%d more", more))
 	}
-	return untrusted.Shorten(strings.Join(append([]string{text}, reasons...), "; "))
+	parts := append([]string{text}, reasons...)
+	if e.Unknown != nil {
+		parts = append([]string{"which namespaces are in the set is not known now: " + e.Unknown.Error()}, parts...)
+	}
+	return untrusted.Shorten(strings.Join(parts, "; "))
 }
 
-// Unwrap lets errors.Is and errors.As find the errors of the members.
+// begins reports whether the error says only that members have not synced yet.
+func (e *PartialError) begins() bool { return len(e.Unwrap()) == 0 && e.Beyond == 0 }
+
+// Unwrap lets errors.Is and errors.As find Unknown and the errors of the members.
 func (e *PartialError) Unwrap() []error {
 	var reasons []error
+	if e.Unknown != nil {
+		reasons = append(reasons, e.Unknown)
+	}
 	for _, member := range e.Members {
 		if member.LastError != nil {
 			reasons = append(reasons, member.LastError)

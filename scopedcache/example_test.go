@@ -150,6 +150,45 @@ func ExampleNewRBACWatcher() {
 	_ = use
 }
 
+// Here, many caches have different identities, and one identity sees the labels of namespaces for
+// all of them.
+func ExampleNewNamespaceWatcher() {
+	use := func(mgr ctrl.Manager, tenant *rest.Config) (cache.Cache, error) {
+		namespaces, err := scopedcache.NewNamespaceWatcher(mgr.GetConfig(),
+			cache.Options{HTTPClient: mgr.GetHTTPClient(), Mapper: mgr.GetRESTMapper()}, scopedcache.Options{})
+		if err != nil {
+			return nil, err
+		}
+		if err := mgr.Add(namespaces); err != nil {
+			return nil, err
+		}
+		return scopedcache.NewWithOptions(scopedcache.Options{NamespaceWatcher: namespaces})(tenant, cache.Options{})
+	}
+	_ = use
+}
+
+// A handle of the namespaces in which the identity may read. It reads all of them, and says what
+// they are.
+func ExampleWhereverAllowed() {
+	use := func(ctx context.Context, c scopedcache.Cache) error {
+		handle, err := c.Hold(ctx, &corev1.ConfigMap{}, scopedcache.Scope{Namespaces: scopedcache.WhereverAllowed()},
+			scopedcache.HoldOptions{Name: "wherever allowed"})
+		if err != nil {
+			return err
+		}
+		defer handle.Release()
+		list := &corev1.ConfigMapList{}
+		if err := handle.List(ctx, list); err != nil { // a PartialError, if a namespace cannot be read
+			return err
+		}
+		for _, member := range handle.Members() {
+			fmt.Println(member.Scope.Namespace, member.State, member.Objects)
+		}
+		return nil
+	}
+	_ = use
+}
+
 // Managers in one process that talk to one API server can share the limit of its lists.
 func ExampleNewListLimit() {
 	lists := scopedcache.NewListLimit(10)

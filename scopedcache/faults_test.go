@@ -425,14 +425,14 @@ func TestStoppedInformersReportNothing(t *testing.T) {
 		}).(*scopedCache)
 		handle, err := c.Hold(t.Context(), configMap(), Scope{Namespace: "n"}, HoldOptions{})
 		g.Expect(err).NotTo(HaveOccurred())
-		observed.Store(handle.entries[0])
+		observed.Store(entryOf(handle))
 		state := func() State { return handle.State().State }
 		g.Eventually(state).WithTimeout(patience).Should(Equal(StateSynced))
-		stopped := handle.entries[0].mail.life
+		stopped := entryOf(handle).mail.life
 		a.deny(true)
 		g.Eventually(served).WithTimeout(patience).Should(Receive(BeFalse()))
-		handle.entries[0].mail.reportServed(stopped)
-		handle.entries[0].mail.reportError(stopped, monitor.OutcomeFailed, errors.New("late"), time.Now())
+		entryOf(handle).mail.reportServed(stopped)
+		entryOf(handle).mail.reportError(stopped, monitor.OutcomeFailed, errors.New("late"), time.Now())
 		g.Consistently(func() ScopeState { return handle.State() }, 300*time.Millisecond).
 			Should(And(HaveField("State", StateForbidden), HaveField("LastError", Not(MatchError("late")))))
 	})

@@ -4,29 +4,61 @@ import (
 	"fmt"
 	"slices"
 	"strings"
-	"sync"
 
 	"github.com/pkg/errors"
+	"k8s.io/apimachinery/pkg/labels"
+
+	"github.com/latchkey-dev/latchkey/scopedcache/internal/members"
 )
 
-// Namespaces is a set of namespaces for a [Scope]. Create one with [InNamespaces]. A set does not
-// change.
-type Namespaces struct{ names []string }
-
-// InNamespaces returns the set of exactly these namespaces, which need not exist. A permission in
-// each of them suffices, for example a Role. The informer of each is that of a scope of the
-// namespace alone, and is shared with its other users.
+// Namespaces is a set of namespaces for a [Scope]. Create one with [InNamespaces],
+// [NamespacesWithLabels] or [WhereverAllowed]. A Namespaces is the definition of the set and does
+// not change; which namespaces are in the set may. Each namespace has the informer of a scope of
+// the namespace alone, which is shared with its other users.
 //
 // Each namespace is on its own: one in which the identity may not list and watch, or whose informer
 // hangs or fails, delays no other, and its state changes nothing for the objects of the others. A
-// handler of the set may be called by several at the same time. A
-// cluster-scoped kind needs no set: with one, it would have an informer of all objects for each
-// namespace.
+// handler of the set is called by one of them at a time. A cluster-scoped kind needs no set: with
+// one, it would have an informer of all objects for each namespace.
+type Namespaces struct {
+	kind   members.Kind
+	names  []string        // of a Listed set
+	labels labels.Selector // of a Labelled set
+}
+
+// InNamespaces returns the set of exactly these namespaces, which need not exist. A permission in
+// each of them suffices, for example a Role.
 func InNamespaces(names ...string) *Namespaces {
 	return &Namespaces{names: slices.Compact(slices.Sorted(slices.Values(names)))}
 }
 
-// Names returns the namespaces, sorted, each once.
+// NamespacesWithLabels returns the set of the namespaces whose labels match, now and later. A
+// permission in each of them suffices, for example a Role. The labels are those that
+// [Options].NamespaceWatcher sees or, without one, the cache's own identity, which then needs
+// permission to list and watch namespaces.
+//
+// When a namespace leaves the set, by its labels or because it is deleted, handlers receive
+// DeletedFinalStateUnknown for each of its objects that they know.
+func NamespacesWithLabels(selector labels.Selector) *Namespaces {
+	if selector == nil {
+		selector = labels.Everything()
+	}
+	return &Namespaces{kind: members.Labelled, labels: selector}
+}
+
+// WhereverAllowed returns the set of the namespaces in which the identity may list and watch the
+// kind, now and later. While it may in all namespaces, one informer has all objects. Otherwise each
+// namespace in which a RoleBinding names the identity, or one of its groups, is tried. So the set
+// needs [Options].WatchRBAC or RBACWatcher; without one it is Forbidden unless the identity may
+// list and watch everywhere. It has at most MaxNamespaces of [Options].
+//
+// A namespace whose permission is revoked stays in the set, with the state Forbidden. Handlers hear
+// of what changed when access is back. If NamespaceWatcher of [Options] sees that the namespace is
+// deleted, they receive DeletedFinalStateUnknown for each of its objects that they know.
+func WhereverAllowed() *Namespaces { return &Namespaces{kind: members.Allowed} }
+
+// Names returns the namespaces of [InNamespaces], sorted, each once. Names returns nil for other
+// sets.
 func (n *Namespaces) Names() []string {
 	if n == nil {
 		return nil
@@ -34,12 +66,35 @@ func (n *Namespaces) Names() []string {
 	return slices.Clone(n.names)
 }
 
-// String returns the names with commas between them, "nothing" if there are none.
-func (n *Namespaces) String() string {
-	if n != nil && len(n.names) == 0 {
-		return "nothing"
+// Labels returns the selector of [NamespacesWithLabels], nil for other sets.
+func (n *Namespaces) Labels() labels.Selector {
+	if n == nil {
+		return nil
 	}
-	return strings.Join(n.Names(), ", ")
+	return n.labels
+}
+
+// String returns the definition: the names with commas between them, "with the labels" and the
+// selector, or "wherever allowed". A set that can have no namespace is "nothing".
+func (n *Namespaces) String() string {
+	switch {
+	case n == nil:
+		return ""
+	case n.selectsNothing():
+		return "nothing"
+	case n.kind == members.Allowed:
+		return "wherever allowed"
+	case n.kind == members.Labelled && n.labels.Empty():
+		return "with any labels"
+	case n.kind == members.Labelled:
+		return "with the labels " + labelKey(n.labels)
+	}
+	return strings.Join(n.names, ", ")
+}
+
+// selectsNothing reports whether the set never has a namespace.
+func (n *Namespaces) selectsNothing() bool {
+	return n.kind == members.Listed && len(n.names) == 0 || noLabels(n.labels)
 }
 
 // place describes the namespaces.
@@ -51,7 +106,8 @@ func (s Scope) place() string {
 }
 
 // Members returns the scopes that have an informer each: one for each of Namespaces, or the scope
-// itself. Members returns an error if no informer can have the scope.
+// itself. Members returns none for a set whose namespaces change; see Members of [Handle]. Members
+// returns an error if no informer can have the scope.
 func (s Scope) Members() ([]Scope, error) {
 	if s.selectsNothing() {
 		return nil, errors.Errorf("the scope selects nothing (%s): an API server would return all objects", s)
@@ -63,79 +119,18 @@ func (s Scope) Members() ([]Scope, error) {
 		return nil, errors.Errorf("the scope has a Namespace (%s) and Namespaces (%s): set one of them", s.Namespace,
 			s.Namespaces)
 	}
-	members := make([]Scope, 0, len(s.Namespaces.names))
+	scopes := make([]Scope, 0, len(s.Namespaces.names))
 	for _, name := range s.Namespaces.names {
 		if !isPathSegment(name) {
 			return nil, errors.Errorf("the scope has Namespaces of which one cannot exist: %q", name)
 		}
-		member := s
-		member.Namespace, member.Namespaces = name, nil
-		members = append(members, member)
+		scopes = append(scopes, s.in(name))
 	}
-	return members, nil
+	return scopes, nil
 }
 
-// Summarize returns the state of a scope with a set of namespaces from those of its members. It is
-// that of all members or, if they differ, [StatePartial] where some are Synced, else that of the
-// member with the most severe one. State of [Handle] is that.
-func Summarize(scope Scope, members []ScopeState) ScopeState {
-	summary := ScopeState{Scope: scope, State: StateSyncing}
-	count := map[State]int{}
-	for _, member := range members {
-		count[member.State]++
-		summary.GVK, summary.Representation = member.GVK, member.Representation
-		summary.Objects += member.Objects
-		if member.Since.After(summary.Since) {
-			summary.Since = member.Since
-		}
-	}
-	switch {
-	case count[StateSyncing] == len(members):
-		return summary
-	case count[StateSynced] == len(members):
-		summary.State = StateSynced
-		return summary
-	case count[StateSynced]+count[StatePartial] > 0:
-		summary.State = StatePartial
-	default:
-		for _, state := range []State{StateNotServed, StateLive, StateForbidden, StateFailing} {
-			if count[state] > 0 {
-				summary.State = state
-			}
-		}
-	}
-	others := slices.DeleteFunc(slices.Clone(members), func(m ScopeState) bool { return m.State == StateSynced })
-	summary.LastError = &PartialError{Members: others, Of: len(members)}
-	return summary
-}
-
-// setObserver reports the states of a set's members and of the set, one call at a time.
-type setObserver struct {
-	handle  *Handle
-	observe func(ScopeState)
-
-	mu       sync.Mutex // locked during calls
-	reported ScopeState // guarded by mu: the last state of the set
-}
-
-// member reports the state of a member and, if it has changed, that of the set. While the members
-// only begin to sync, there is nothing to say of the set.
-func (o *setObserver) member(now ScopeState) {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	if o.handle.dead.Load() {
-		return // it was released while this call waited
-	}
-	o.observe(now)
-	if o.handle.dead.Load() {
-		return
-	}
-	set := o.handle.summary((*entry).snapshotOfState)
-	var partial *PartialError
-	begins := set.State == StateSyncing || errors.As(set.LastError, &partial) && len(partial.Unwrap()) == 0
-	if before := o.reported; !begins &&
-		(before.State != set.State || errorText(before.LastError) != errorText(set.LastError)) {
-		o.reported = set
-		o.observe(set)
-	}
+// in returns the scope of one namespace of a set.
+func (s Scope) in(namespace string) Scope {
+	s.Namespace, s.Namespaces = namespace, nil
+	return s
 }

@@ -46,7 +46,7 @@ func TestSummarize(t *testing.T) {
 		{[]State{StateSynced, StateForbidden, StateSyncing}, StatePartial,
 			"1 of 3 namespaces synced, 1 forbidden, 1 syncing; b: no Forbidden"},
 		{[]State{StateSyncing, StateSyncing}, StateSyncing, ""},
-		{nil, StateSyncing, ""},
+		{nil, StateSynced, ""},
 		{[]State{StateLive}, StateLive, "0 of 1 namespaces synced, 1 live; a: no Live"},
 		{[]State{StateForbidden, StateSyncing}, StateForbidden,
 			"0 of 2 namespaces synced, 1 forbidden, 1 syncing; a: no Forbidden"},

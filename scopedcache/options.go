@@ -50,6 +50,14 @@ type Options struct {
 	// permissions may have changed. Many caches can share one RBACWatcher. Their own identities
 	// then need no access to RBAC objects.
 	RBACWatcher *RBACWatcher
+	// NamespaceWatcher, if not nil, sees the labels and the deletion of namespaces for the sets of
+	// namespaces of the cache. Many caches can share one NamespaceWatcher. Without one, the cache's
+	// own identity lists and watches the namespaces with the labels of [NamespacesWithLabels], and no
+	// other set notices that a namespace is deleted.
+	NamespaceWatcher *NamespaceWatcher
+	// MaxNamespaces is how many namespaces a set of [WhereverAllowed] has at most, where it has one
+	// informer for each. State of the set says how many are left out. Defaults to 100.
+	MaxNamespaces int
 	// PollWithoutWatch makes the cache list periodically if the identity may list but not watch.
 	// Reads are then as old as AccessReviewInterval and a pause of client-go, up to a minute.
 	// Without PollWithoutWatch such a kind is Forbidden, because an informer would never receive a
@@ -123,6 +131,9 @@ type Options struct {
 func (o *Options) setDefaults() {
 	if o.AccessReviewInterval <= 0 {
 		o.AccessReviewInterval = time.Minute
+	}
+	if o.MaxNamespaces <= 0 {
+		o.MaxNamespaces = 100
 	}
 	if o.ReadTimeout <= 0 {
 		o.ReadTimeout = 30 * time.Second

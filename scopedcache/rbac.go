@@ -321,7 +321,8 @@ func (s *scopedCache) listenToRBACLocked() (stop func()) {
 func (s *scopedCache) listenAsIdentityLocked(events *RBACWatcher) (stop func()) {
 	stopListening := events.listen(s.env.options.Username, s.env.options.Groups, s.entries.accessMayHaveChanged,
 		s.entries.eventsWatchedChanged)
-	if _, complete := rbacindex.SubjectsOf(s.env.options.Username, s.env.options.Groups); complete {
+	if subjects, complete := rbacindex.SubjectsOf(s.env.options.Username, s.env.options.Groups); complete {
+		s.entries.subjects.Store(&subjects)
 		return stopListening
 	}
 	var mu sync.Mutex
@@ -329,10 +330,11 @@ func (s *scopedCache) listenAsIdentityLocked(events *RBACWatcher) (stop func()) 
 	s.entries.running.Go(func() { // only after Start, which waits for this goroutine
 		var username string
 		var groups []string
+		var subjects []rbacindex.Subject
 		pauses := monitor.DefaultTiming.Failing
 		for complete := false; !complete; { // until then every change may concern the cache
 			username, groups = s.env.reviewer.Identity(s.entries.life)
-			if _, complete = rbacindex.SubjectsOf(username, groups); complete {
+			if subjects, complete = rbacindex.SubjectsOf(username, groups); complete {
 				break
 			}
 			select {
@@ -341,6 +343,8 @@ func (s *scopedCache) listenAsIdentityLocked(events *RBACWatcher) (stop func()) 
 			case <-time.After(pauses.Step()):
 			}
 		}
+		s.entries.subjects.Store(&subjects)
+		s.entries.pokeSets(false)
 		mu.Lock()
 		defer mu.Unlock()
 		if !stopped {

@@ -17,23 +17,32 @@ const watchedKinds = 4
 type watchedKind struct {
 	current      bool      // it was synced, and nothing but failures has come since
 	failingSince time.Time // zero if it does not fail
+	reason       error     // why it cannot be watched; nil if it can
 }
 
 // record records the state of the watch of a kind.
 func (e *RBACWatcher) record(state ScopeState) {
 	e.mu.Lock()
 	kind := e.kinds[state.GVK]
+	before := kind.reason
 	switch state.State {
 	case StateSynced:
 		kind = watchedKind{current: true}
 	case StateFailing:
 		kind.failingSince = state.Since
 	default:
-		kind = watchedKind{}
+		kind = watchedKind{reason: state.LastError}
 	}
 	e.kinds[state.GVK] = kind
+	var listeners []*rbacListener
+	if errorText(before) != errorText(kind.reason) {
+		listeners = slices.Collect(maps.Keys(e.listeners))
+	}
 	e.mu.Unlock()
 	e.update()
+	for _, listener := range listeners {
+		listener.watched()
+	}
 }
 
 // update decides whether all changes of RBAC are reported, and notifies the caches if that has

@@ -24,7 +24,7 @@ func TestHoldDuringRelease(t *testing.T) {
 		g.Expect(second).NotTo(BeIdenticalTo(first))
 		first.dead.Store(false)
 		first.Release()
-		g.Expect(second.entries[0].gone.IsOpen()).To(BeFalse(), "the scope is still held")
+		g.Expect(entryOf(second).gone.IsOpen()).To(BeFalse(), "the scope is still held")
 	})
 }
 
@@ -54,3 +54,6 @@ func TestHandlersRemovedBeforeTheInformerSyncs(t *testing.T) {
 		g.Eventually(goruntime.NumGoroutine).WithTimeout(patience).Should(BeNumerically("<", before+10))
 	})
 }
+
+// entryOf returns the scope that a handle holds.
+func entryOf(h *Handle) *entry { return h.held.(heldScope).entry() }

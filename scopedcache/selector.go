@@ -15,7 +15,8 @@ type Scope struct {
 	// Namespace restricts a namespaced kind. Namespace has no effect on cluster-scoped kinds.
 	Namespace string
 	// Namespaces restricts a namespaced kind to a set of namespaces, each with an informer of its own:
-	// see [InNamespaces]. nil restricts nothing. It is an error if Namespace is set, too.
+	// see [InNamespaces], [NamespacesWithLabels] and [WhereverAllowed]. nil restricts nothing. It is
+	// an error if Namespace is set, too.
 	Namespaces *Namespaces
 	// LabelSelector and FieldSelector restrict what is listed and watched, in addition to the
 	// cache's own options for the kind. nil selects everything. A selector that selects nothing,
@@ -33,7 +34,7 @@ func (s Scope) Equal(other Scope) bool { return s.key() == other.key() }
 // selectsNothing reports whether a selector selects nothing. Such a selector has an empty text, so
 // the API server would return all objects.
 func (s Scope) selectsNothing() bool {
-	return noLabels(s.LabelSelector) || noFields(s.FieldSelector) || s.Namespaces != nil && len(s.Namespaces.names) == 0
+	return noLabels(s.LabelSelector) || noFields(s.FieldSelector) || s.Namespaces != nil && s.Namespaces.selectsNothing()
 }
 
 func noLabels(selector labels.Selector) bool {

@@ -42,6 +42,9 @@ const (
 	// LastError is a [PartialError]. Reads and events of each namespace are as the state of that
 	// namespace says.
 	StatePartial State = "Partial"
+	// StateLeft means that the namespace is no longer in a set of namespaces. Only OnStateChange of
+	// the set's holder receives this state, for namespaces whose states it received.
+	StateLeft State = "Left"
 	// StateLive means that the API server denies the identity list or watch, but that Gets of objects
 	// that the identity may get go to the API server: see LiveGet of [Options]. There is no informer.
 	// LastError says why. The state lasts for two AccessReviewIntervals after the last Get that found

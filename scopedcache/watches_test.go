@@ -165,7 +165,7 @@ func TestStreamWithoutBookmarks(t *testing.T) {
 					first := make(chan error, 1)
 					go func() { first <- list(ctx, c, "n") }()
 					g.Eventually(func() bool {
-						running := handle.entries[0].tryRunning()
+						running := entryOf(handle).tryRunning()
 						return running != nil && running.streams()
 					}).WithTimeout(patience).Should(BeTrue())
 					cancel()

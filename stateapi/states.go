@@ -16,6 +16,7 @@ import (
 
 	"github.com/latchkey-dev/latchkey/clustercache"
 	"github.com/latchkey-dev/latchkey/internal/connstate"
+	"github.com/latchkey-dev/latchkey/scopedcache"
 	"github.com/latchkey-dev/latchkey/stateapi/apiserver"
 	"github.com/latchkey-dev/latchkey/stateapi/v1alpha1"
 )
@@ -52,6 +53,8 @@ func connectionOf(state clustercache.ConnectionState) *v1alpha1.Connection {
 			Selection:  selectionOf(watch.Kind, watch.Scope),
 			Namespaces: watch.Scope.Namespaces.Names(),
 			Dependents: watch.Dependents,
+
+			NamespaceSet: namespaceSet(watch.Scope.Namespaces),
 		})
 	}
 	for _, scope := range state.Scopes {
@@ -61,6 +64,14 @@ func connectionOf(state clustercache.ConnectionState) *v1alpha1.Connection {
 	}
 	c.Status.Conditions = conditionsOf(state, c.Status)
 	return c
+}
+
+// namespaceSet says what decides which namespaces are in a set that does not list them.
+func namespaceSet(namespaces *scopedcache.Namespaces) string {
+	if namespaces.Names() != nil {
+		return ""
+	}
+	return namespaces.String()
 }
 
 type connectionColumn = apiserver.Column[*v1alpha1.Connection]

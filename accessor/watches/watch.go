@@ -347,6 +347,10 @@ func (w *watch) nextReport(conn Connection) (state *scopedcache.ScopeState, news
 	if at := indexOf(w.reported, state.Scope); at >= 0 {
 		before = w.reported[at]
 	}
+	if state.State == scopedcache.StateLeft { // of interest to a caller that knows of an error there
+		w.reported = slices.DeleteFunc(w.reported, func(s scopedcache.ScopeState) bool { return s.Scope.Equal(state.Scope) })
+		return state, before.LastError != nil
+	}
 	w.reported = put(w.reported, *state)
 	news = state.State != before.State || fmt.Sprint(state.LastError) != fmt.Sprint(before.LastError)
 	return state, news && (before.State != "" || state.LastError != nil)
@@ -354,7 +358,9 @@ func (w *watch) nextReport(conn Connection) (state *scopedcache.ScopeState, news
 
 // indexOf returns where the state of a scope is, -1 if there is none.
 func indexOf(states []scopedcache.ScopeState, scope scopedcache.Scope) int {
-	return slices.IndexFunc(states, func(s scopedcache.ScopeState) bool { return s.Scope.Equal(scope) })
+	return slices.IndexFunc(states, func(s scopedcache.ScopeState) bool {
+		return s.Scope.Namespace == scope.Namespace && s.Scope.Equal(scope)
+	})
 }
 
 // put replaces the state of a scope, or adds it.

@@ -144,6 +144,10 @@ type WatchStatus struct {
 	// +optional
 	// +listType=atomic
 	Namespaces []string `json:"namespaces,omitempty"`
+	// What decides which namespaces are in the set, if they are not listed: "with the labels team=a",
+	// or "wherever allowed".
+	// +optional
+	NamespaceSet string `json:"namespaceSet,omitempty"`
 	// UIDs of the objects that need the watch.
 	// +optional
 	// +listType=atomic

@@ -732,6 +732,13 @@ func schema_latchkey_dev_latchkey_stateapi_v1alpha1_WatchStatus(ref common.Refer
 							},
 						},
 					},
+					"namespaceSet": {
+						SchemaProps: spec.SchemaProps{
+							Description: "What decides which namespaces are in the set, if they are not listed: \"with the labels team=a\", or \"wherever allowed\".",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
 					"dependents": {
 						VendorExtensible: spec.VendorExtensible{
 							Extensions: spec.Extensions{

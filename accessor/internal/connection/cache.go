@@ -65,7 +65,9 @@ func startCache(c *Connection) (scopedcache.Cache, error) {
 	scopes.PerNamespace = true
 	scopes.HideServerMessages = c.resolution.UntrustedServer
 	scopes.Logger = c.options.Logger.WithValues("extension", klog.KRef(c.key.Namespace, c.key.Name))
-	scopes.RBACWatcher = rbacWatcher(c)
+	if !c.resolution.UntrustedServer { // it is in the host operator's cluster
+		scopes.RBACWatcher, scopes.NamespaceWatcher = c.options.RBACWatcher, c.options.Namespaces
+	}
 	scopes.ObjectPool = c.objects
 	scopes.UnstreamedKinds, scopes.ListLimit = c.unstreamed, c.lists
 	scopes.TracerProvider = c.options.TracerProvider
@@ -139,15 +141,6 @@ func orElse(settings, other cache.ByObject) cache.ByObject {
 	settings.EnableWatchBookmarks = cmp.Or(settings.EnableWatchBookmarks, other.EnableWatchBookmarks)
 	settings.SyncPeriod = cmp.Or(settings.SyncPeriod, other.SyncPeriod)
 	return settings
-}
-
-// rbacWatcher returns the watcher of RBAC in the host operator's cluster. rbacWatcher returns nil
-// for a connection to another cluster.
-func rbacWatcher(c *Connection) *scopedcache.RBACWatcher {
-	if c.resolution.UntrustedServer {
-		return nil
-	}
-	return c.options.RBACWatcher
 }
 
 // notifyAccessChanged returns the observer of the cache's scopes. The observer calls notify when

@@ -21,6 +21,8 @@ type Options struct {
 	Logger logr.Logger
 	// RBACWatcher watches the cluster of the extensions; nil for none.
 	RBACWatcher *scopedcache.RBACWatcher
+	// Namespaces watches the namespaces of that cluster; nil for none.
+	Namespaces *scopedcache.NamespaceWatcher
 	// TracerProvider receives the spans of informers; nil for none.
 	TracerProvider trace.TracerProvider
 	// Fenced is called for each request that did not start, or was cut, because a term had ended. It

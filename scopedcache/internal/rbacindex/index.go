@@ -3,6 +3,8 @@ package rbacindex
 import (
 	"crypto/sha256"
 	"encoding/json"
+	"maps"
+	"slices"
 	"strings"
 
 	rbacv1 "k8s.io/api/rbac/v1"
@@ -17,6 +19,7 @@ type Index struct {
 	roles    map[roleKey][sha256.Size]byte // digests of their rules
 	bindings map[bindingKey]binding
 	byRole   map[roleKey]map[bindingKey]struct{} // bindings of each role, which need not exist
+	places   map[Subject]map[string]int          // how many bindings the subject has in each namespace
 }
 
 // roleKey identifies a role. For a ClusterRole, namespace is empty.
@@ -47,7 +50,20 @@ func New() *Index {
 		roles:    map[roleKey][sha256.Size]byte{},
 		bindings: map[bindingKey]binding{},
 		byRole:   map[roleKey]map[bindingKey]struct{}{},
+		places:   map[Subject]map[string]int{},
 	}
+}
+
+// Namespaces returns the namespaces in which one of the subjects has a RoleBinding, sorted. What
+// the binding permits, if anything, the index does not say.
+func (x *Index) Namespaces(subjects []Subject) []string {
+	found := map[string]struct{}{}
+	for _, s := range subjects {
+		for namespace := range x.places[s] {
+			found[namespace] = struct{}{}
+		}
+	}
+	return slices.Sorted(maps.Keys(found))
 }
 
 // Set records a role or binding, and returns the subjects that the change concerns.
@@ -134,8 +150,9 @@ func (x *Index) setBinding(key bindingKey, reference rbacv1.RoleRef,
 			concerns = append(concerns, Concern{key.namespace, s})
 		}
 	}
-	x.unbind(key, before.role)
+	x.unbind(key, before)
 	x.bindings[key] = after
+	x.place(key, after)
 	if x.byRole[after.role] == nil {
 		x.byRole[after.role] = map[bindingKey]struct{}{}
 	}
@@ -149,15 +166,40 @@ func (x *Index) removeBinding(key bindingKey) (concerns []Concern) {
 	for s := range before.subjects {
 		concerns = append(concerns, Concern{key.namespace, s})
 	}
-	x.unbind(key, before.role)
+	x.unbind(key, before)
 	delete(x.bindings, key)
 	return concerns
 }
 
-func (x *Index) unbind(key bindingKey, role roleKey) {
-	delete(x.byRole[role], key)
-	if len(x.byRole[role]) == 0 {
-		delete(x.byRole, role)
+// place records where the subjects of a binding have it. A ClusterRoleBinding is in no namespace.
+func (x *Index) place(key bindingKey, b binding) {
+	if key.namespace == "" {
+		return
+	}
+	for s := range b.subjects {
+		if x.places[s] == nil {
+			x.places[s] = map[string]int{}
+		}
+		x.places[s][key.namespace]++
+	}
+}
+
+// unbind removes what is recorded of a binding beside itself.
+func (x *Index) unbind(key bindingKey, b binding) {
+	delete(x.byRole[b.role], key)
+	if len(x.byRole[b.role]) == 0 {
+		delete(x.byRole, b.role)
+	}
+	if key.namespace == "" {
+		return
+	}
+	for s := range b.subjects {
+		if x.places[s][key.namespace]--; x.places[s][key.namespace] == 0 {
+			delete(x.places[s], key.namespace)
+		}
+		if len(x.places[s]) == 0 {
+			delete(x.places, s)
+		}
 	}
 }
 

@@ -1,0 +1,432 @@
+package scopedcache_test
+
+import (
+	"context"
+	"fmt"
+	"net/http"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	. "github.com/onsi/gomega"
+	"golang.org/x/sync/errgroup"
+	corev1 "k8s.io/api/core/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
+	utilnet "k8s.io/apimachinery/pkg/util/net"
+	"k8s.io/client-go/rest"
+	"sigs.k8s.io/controller-runtime/pkg/cache"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/latchkey-dev/latchkey/scopedcache"
+	"github.com/latchkey-dev/latchkey/test/support/testutil"
+)
+
+// label sets the labels of a namespace.
+func label(t testing.TB, namespace string, set labels.Set) {
+	t.Helper()
+	g := NewWithT(t)
+	ns := &corev1.Namespace{}
+	g.Expect(admin.Get(context.Background(), client.ObjectKey{Name: namespace}, ns)).To(Succeed())
+	before := ns.DeepCopy()
+	ns.Labels = set
+	g.Expect(admin.Patch(context.Background(), ns, client.MergeFrom(before))).To(Succeed())
+}
+
+// deleteNamespace deletes a namespace, whose content the test has deleted, without a controller.
+func deleteNamespace(t testing.TB, namespace string) {
+	t.Helper()
+	g := NewWithT(t)
+	ns := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: namespace}}
+	g.Expect(admin.Delete(context.Background(), ns)).To(Succeed())
+	g.Expect(admin.Get(context.Background(), client.ObjectKeyFromObject(ns), ns)).To(Succeed())
+	ns.Spec.Finalizers = nil
+	g.Expect(admin.SubResource("finalize").Update(context.Background(), ns)).To(Succeed())
+	g.Eventually(func() bool {
+		return apierrors.IsNotFound(admin.Get(context.Background(), client.ObjectKeyFromObject(ns), ns))
+	}).WithTimeout(patience).Should(BeTrue())
+}
+
+// grantRBAC lets the user watch RBAC.
+func (u *user) grantRBAC(t testing.TB) *roleGrant {
+	return u.grantRule(t, "", rbacv1.PolicyRule{
+		APIGroups: []string{rbacv1.GroupName},
+		Resources: []string{"*"},
+		Verbs:     []string{"list", "watch"},
+	})
+}
+
+// elsewhere stands for objects in namespaces that are not a test's own.
+const elsewhere = "elsewhere"
+
+// holdSet holds ConfigMaps in a set, with a handler that records the names of objects in these
+// namespaces.
+func (s *runningCache) holdSet(t testing.TB, namespaces *scopedcache.Namespaces,
+	observe func(scopedcache.ScopeState), ours ...string) (*scopedcache.Handle, *testutil.Recorder) {
+	t.Helper()
+	g := NewWithT(t)
+	set, err := s.Hold(context.Background(), &corev1.ConfigMap{}, scopedcache.Scope{Namespaces: namespaces},
+		scopedcache.HoldOptions{Name: "set", OnStateChange: observe})
+	g.Expect(err).NotTo(HaveOccurred())
+	recorder := &testutil.Recorder{Key: func(object client.Object) string {
+		if slices.Contains(ours, object.GetNamespace()) {
+			return object.GetName()
+		}
+		return elsewhere
+	}}
+	_, err = set.AddEventHandler(recorder)
+	g.Expect(err).NotTo(HaveOccurred())
+	return set, recorder
+}
+
+// members returns the namespaces of a set and their states.
+func members(set *scopedcache.Handle) (states []string) {
+	for _, member := range set.Members() {
+		states = append(states, member.Scope.Namespace+": "+string(member.State))
+	}
+	return states
+}
+
+// A namespace enters and leaves a set by its labels. Handlers receive deletions for one that
+// leaves, and for none because of permission.
+func TestNamespacesWithLabels(t *testing.T) {
+	g := NewWithT(t)
+	ctx := t.Context()
+	u := newUser(t)
+	a, b, c := createNamespace(t), createNamespace(t), createNamespace(t)
+	mark := labels.Set{"set": a} // of this test alone
+	names := strings.NewReplacer(a, "a", b, "b", c, "c")
+	create(t, configMap(a, "in-a"), configMap(b, "in-b"), configMap(c, "in-c"))
+	for _, ns := range []string{a, b} {
+		u.grant(t, ns, "configmaps", "list", "watch")
+	}
+	cached := u.start(t, scopedcache.Options{AccessReviewInterval: shortInterval}, cache.Options{})
+	states := &observed{}
+	definition := scopedcache.NamespacesWithLabels(labels.SelectorFromSet(mark))
+	set, recorder := cached.holdSet(t, definition, states.observe(names), a, b, c)
+	list := &corev1.ConfigMapList{}
+
+	g.Eventually(states.all).WithTimeout(patience).Should(Equal([]string{"set: Forbidden"}))
+	g.Expect(set.List(ctx, list)).To(And(Satisfy(apierrors.IsForbidden),
+		MatchError(ContainSubstring("which namespaces are in the set is not known now: listing namespaces: "))))
+	namespaces := u.grant(t, "", "namespaces", "list", "watch")
+	g.Eventually(func() scopedcache.State { return set.State().State }).WithTimeout(patience).
+		Should(Equal(scopedcache.StateSynced), "an empty set")
+	g.Eventually(set.HasSynced).WithTimeout(patience).Should(BeTrue())
+	g.Expect(set.List(ctx, list)).To(Succeed())
+	g.Expect(namesOf(list)).To(BeEmpty())
+	g.Expect(set.Get(ctx, client.ObjectKey{Namespace: a, Name: "in-a"}, &corev1.ConfigMap{})).
+		To(Satisfy(apierrors.IsNotFound))
+
+	label(t, a, mark)
+	label(t, c, mark)
+	g.Eventually(recorder.Events).WithTimeout(patience).Should(ConsistOf("add in-a"))
+	g.Eventually(func() []string { return members(set) }).WithTimeout(patience).
+		Should(ConsistOf(a+": Synced", c+": Forbidden"))
+	g.Expect(set.List(ctx, list)).To(MatchError(ContainSubstring("1 of 2 namespaces synced, 1 forbidden; " + c)))
+	label(t, b, mark)
+	g.Eventually(recorder.Events).WithTimeout(patience).Should(ConsistOf("add in-a", "add in-b"))
+	label(t, c, nil)
+	g.Eventually(func() error { return set.List(ctx, list) }).WithTimeout(patience).Should(Succeed())
+	g.Expect(namesOf(list)).To(ConsistOf("in-a", "in-b"))
+	g.Eventually(states.all).WithTimeout(patience).Should(ContainElement("c: Left"))
+
+	namespaces.revoke(t) // changes nothing, but that it is no longer known
+	g.Eventually(func() string { return fmt.Sprint(set.State().LastError) }).WithTimeout(patience).
+		Should(ContainSubstring("not known now"))
+	g.Expect(set.State().State).To(Equal(scopedcache.StatePartial))
+	g.Expect(set.List(ctx, list, client.InNamespace(b))).To(Succeed())
+	g.Expect(set.List(ctx, list)).To(MatchError(ContainSubstring("not known now")))
+	label(t, a, nil)
+	create(t, configMap(b, "second"))
+	g.Eventually(recorder.Events).WithTimeout(patience).Should(ConsistOf("add in-a", "add in-b", "add second"))
+	namespaces.restore(t)
+	g.Eventually(recorder.Events).WithTimeout(patience).
+		Should(ConsistOf("add in-a", "add in-b", "add second", "delete unseen in-a"))
+	g.Expect(set.State().State).To(Equal(scopedcache.StateSynced))
+	g.Expect(cached.state(a)).To(BeEmpty(), "nothing needs the informer of the namespace")
+
+	label(t, a, mark) // empties and fills
+	label(t, b, nil)
+	g.Eventually(recorder.Events).WithTimeout(patience).Should(ConsistOf("add in-a", "add in-b", "add second",
+		"delete unseen in-a", "add in-a", "delete unseen in-b", "delete unseen second"))
+	set.Release()
+	g.Expect(cached.States()).To(BeEmpty())
+}
+
+// The set has the namespaces in which the identity may list and watch, and follows as permission is
+// granted and revoked. Revoked permission deletes nothing.
+func TestWhereverAllowed(t *testing.T) {
+	g := NewWithT(t)
+	ctx := t.Context()
+	u := newUser(t)
+	a, b, c := createNamespace(t), createNamespace(t), createNamespace(t)
+	names := strings.NewReplacer(a, "a", b, "b", c, "c")
+	create(t, configMap(a, "in-a"), configMap(b, "in-b"), configMap(c, "in-c"))
+	u.grantRBAC(t)
+	u.grant(t, a, "configmaps", "list", "watch")
+	inB := u.grant(t, b, "configmaps", "list", "watch")
+	u.grant(t, c, "secrets", "list", "watch") // a binding that does not matter
+	cached := u.start(t, scopedcache.Options{WatchRBAC: true, AccessReviewInterval: shortInterval}, cache.Options{})
+	states := &observed{}
+	set, recorder := cached.holdSet(t, scopedcache.WhereverAllowed(), states.observe(names), a, b, c)
+	list := &corev1.ConfigMapList{}
+	g.Eventually(recorder.Events).WithTimeout(patience).Should(ConsistOf("add in-a", "add in-b"))
+	g.Eventually(func() []string { return members(set) }).WithTimeout(patience).
+		Should(ConsistOf(a+": Synced", b+": Synced"))
+	g.Eventually(set.HasSynced).WithTimeout(patience).Should(BeTrue())
+	g.Eventually(func() scopedcache.State { return set.State().State }).WithTimeout(patience).
+		Should(Equal(scopedcache.StateSynced))
+	g.Expect(set.List(ctx, list)).To(Succeed())
+	g.Expect(namesOf(list)).To(ConsistOf("in-a", "in-b"))
+	g.Expect(set.Get(ctx, client.ObjectKey{Namespace: c, Name: "in-c"}, &corev1.ConfigMap{})).
+		To(Satisfy(apierrors.IsForbidden))
+	g.Expect(cached.States()).To(HaveLen(2), "what is only tried is not reported")
+	g.Expect(states.all()).NotTo(ContainElement(ContainSubstring("Forbidden")))
+
+	inB.revoke(t)
+	g.Eventually(func() []string { return members(set) }).WithTimeout(patience).
+		Should(ConsistOf(a+": Synced", b+": Forbidden"))
+	g.Expect(set.State().LastError).To(MatchError(ContainSubstring("1 of 2 namespaces synced, 1 forbidden; " + b)))
+	remove(t, configMap(b, "in-b"))
+	create(t, configMap(a, "second"))
+	g.Eventually(recorder.Events).WithTimeout(patience).Should(ConsistOf("add in-a", "add in-b", "add second"))
+	inB.restore(t)
+	g.Eventually(recorder.Events).WithTimeout(patience).
+		Should(ConsistOf("add in-a", "add in-b", "add second", "delete unseen in-b"))
+
+	everywhere := u.grant(t, "", "configmaps", "list", "watch")
+	g.Eventually(func() []string { return members(set) }).WithTimeout(patience).Should(ConsistOf(": Synced"))
+	heard := func() []string { // not of the namespaces of other tests
+		return slices.DeleteFunc(recorder.Events(), func(event string) bool { return strings.HasSuffix(event, elsewhere) })
+	}
+	g.Eventually(heard).WithTimeout(patience).Should(ConsistOf("add in-a", "add in-b", "add second",
+		"delete unseen in-b", "add in-c"), "no event comes twice")
+	g.Expect(set.List(ctx, list)).To(Succeed())
+	g.Expect(namesOf(list)).To(ContainElements("in-a", "second", "in-c"))
+	g.Expect(cached.States()).To(HaveLen(1), "one informer for all namespaces")
+
+	everywhere.revoke(t)
+	g.Eventually(func() []string { return members(set) }).WithTimeout(patience).
+		Should(ConsistOf(a+": Synced", b+": Synced"))
+	create(t, configMap(b, "third"))
+	remove(t, configMap(a, "second"))
+	g.Eventually(heard).WithTimeout(patience).Should(ConsistOf("add in-a", "add in-b", "add second",
+		"delete unseen in-b", "add in-c", "add third", "delete second"))
+	set.Release()
+	g.Expect(cached.States()).To(BeEmpty())
+}
+
+// Without RBACWatcher the state says what to use instead.
+func TestWhereverAllowedNeedsRBAC(t *testing.T) {
+	g := NewWithT(t)
+	u := newUser(t)
+	cached := u.start(t, scopedcache.Options{AccessReviewInterval: shortInterval}, cache.Options{})
+	ns := createNamespace(t)
+	set, recorder := cached.holdSet(t, scopedcache.WhereverAllowed(), nil, ns)
+	g.Eventually(func() scopedcache.State { return set.State().State }).WithTimeout(patience).
+		Should(Equal(scopedcache.StateForbidden))
+	says := And(Satisfy(apierrors.IsForbidden), MatchError(And(ContainSubstring("WatchRBAC"),
+		ContainSubstring("InNamespaces"), ContainSubstring("NamespacesWithLabels"))))
+	g.Expect(set.State().LastError).To(says)
+	g.Expect(set.List(t.Context(), &corev1.ConfigMapList{})).To(says)
+	g.Expect(set.HasSynced()).To(BeTrue())
+	create(t, configMap(ns, "of-all"))
+	u.grant(t, "", "configmaps", "list", "watch")
+	g.Eventually(recorder.Events).WithTimeout(patience).Should(ContainElement("add of-all"))
+}
+
+// A set where RBAC cannot be watched says so.
+func TestWhereverAllowedWithoutPermissionToWatchRBAC(t *testing.T) {
+	g := NewWithT(t)
+	u, ns := newUser(t), createNamespace(t)
+	u.grant(t, ns, "configmaps", "list", "watch")
+	create(t, configMap(ns, "here"))
+	cached := u.start(t, scopedcache.Options{WatchRBAC: true, AccessReviewInterval: shortInterval}, cache.Options{})
+	set, recorder := cached.holdSet(t, scopedcache.WhereverAllowed(), nil, ns)
+	g.Eventually(func() string { return fmt.Sprint(set.State().LastError) }).WithTimeout(patience).
+		Should(ContainSubstring("the RBACWatcher cannot watch RBAC"))
+	g.Expect(set.List(t.Context(), &corev1.ConfigMapList{})).To(Satisfy(apierrors.IsForbidden))
+	u.grantRBAC(t)
+	g.Eventually(recorder.Events).WithTimeout(patience).Should(ConsistOf("add here"))
+}
+
+// A namespace that is deleted leaves with its objects, although its RoleBinding went before them.
+func TestNamespaceOfASetIsDeleted(t *testing.T) {
+	g := NewWithT(t)
+	u, host := newUser(t), newUser(t)
+	u.grantRBAC(t)
+	host.grant(t, "", "namespaces", "list", "watch")
+	httpClient, err := rest.HTTPClientFor(host.config)
+	g.Expect(err).NotTo(HaveOccurred())
+	idleClosers = append(idleClosers, func() { utilnet.CloseIdleConnectionsFor(httpClient.Transport) })
+	watcher, err := scopedcache.NewNamespaceWatcher(host.config, cache.Options{HTTPClient: httpClient},
+		scopedcache.Options{AccessReviewInterval: shortInterval})
+	g.Expect(err).NotTo(HaveOccurred())
+	ctx, cancel := context.WithCancel(context.Background())
+	ended := make(chan error, 1)
+	go func() { ended <- watcher.Start(ctx) }()
+	defer func() { // before the cache looks for goroutines
+		cancel()
+		g.Expect(<-ended).To(Succeed())
+	}()
+	stays, goes := createNamespace(t), createNamespace(t)
+	mark := labels.Set{"set": stays}
+	label(t, goes, mark)
+	create(t, configMap(goes, "gone"), configMap(stays, "stays"))
+	u.grant(t, stays, "configmaps", "list", "watch")
+	inGoes := u.grant(t, goes, "configmaps", "list", "watch")
+	cached := u.start(t, scopedcache.Options{
+		WatchRBAC:            true,
+		NamespaceWatcher:     watcher,
+		AccessReviewInterval: shortInterval,
+	}, cache.Options{})
+	g.Expect(host.requests.lists("/namespaces")).To(BeZero(), "nothing needs them yet")
+	listed, inListed := cached.holdSet(t, scopedcache.InNamespaces(stays, goes), nil, stays, goes)
+	labelled, inLabelled := cached.holdSet(t, scopedcache.NamespacesWithLabels(labels.SelectorFromSet(mark)), nil,
+		goes)
+	allowed, inAllowed := cached.holdSet(t, scopedcache.WhereverAllowed(), nil, stays, goes)
+	g.Eventually(inListed.Events).WithTimeout(patience).Should(ConsistOf("add gone", "add stays"))
+	g.Eventually(inLabelled.Events).WithTimeout(patience).Should(ConsistOf("add gone"))
+	g.Eventually(inAllowed.Events).WithTimeout(patience).Should(ConsistOf("add gone", "add stays"))
+	inGoes.revoke(t)
+	g.Eventually(func() scopedcache.State { return cached.state(goes) }).WithTimeout(patience).
+		Should(Equal(scopedcache.StateForbidden))
+	remove(t, configMap(goes, "gone"))
+	g.Consistently(inAllowed.Events, "300ms").Should(HaveLen(2), "permission deletes nothing")
+
+	deleteNamespace(t, goes)
+	g.Eventually(inListed.Events).WithTimeout(patience).Should(ConsistOf("add gone", "add stays", "delete unseen gone"))
+	g.Eventually(inLabelled.Events).WithTimeout(patience).Should(ConsistOf("add gone", "delete unseen gone"))
+	g.Eventually(inAllowed.Events).WithTimeout(patience).Should(ConsistOf("add gone", "add stays", "delete unseen gone"))
+	g.Eventually(func() []string { return members(listed) }).WithTimeout(patience).
+		Should(ConsistOf(stays+": Synced", goes+": Forbidden"))
+	g.Expect(members(labelled)).To(BeEmpty())
+	g.Expect(members(allowed)).To(ConsistOf(stays + ": Synced"))
+	g.Expect(host.requests.lists("/namespaces")).To(Equal(1), "one informer for all sets")
+
+	// Recreated under the same name, it begins anew.
+	create(t, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: goes, Labels: mark}})
+	u.grant(t, goes, "configmaps", "list", "watch")
+	create(t, configMap(goes, "anew"))
+	for _, recorder := range []*testutil.Recorder{inListed, inLabelled, inAllowed} {
+		g.Eventually(recorder.Events).WithTimeout(patience).Should(ContainElement("add anew"))
+	}
+}
+
+// Permission through a group counts. At most MaxNamespaces are watched, and the state says how many
+// are left out.
+func TestWhereverAllowedByGroup(t *testing.T) {
+	g := NewWithT(t)
+	u := newUser(t)
+	u.grantRBAC(t)
+	a, b, c := createNamespace(t), createNamespace(t), createNamespace(t)
+	u.config = rest.CopyConfig(env.Config())
+	group := "team-" + u.name
+	u.config.Impersonate = rest.ImpersonationConfig{UserName: u.name, Groups: []string{group}}
+	u.config.Wrap(func(next http.RoundTripper) http.RoundTripper {
+		return &countingTransport{next: next, requests: u.requests}
+	})
+	for _, ns := range []string{a, b, c} {
+		create(t, configMap(ns, "in-"+ns),
+			&rbacv1.Role{
+				ObjectMeta: metav1.ObjectMeta{Namespace: ns, Name: group},
+				Rules: []rbacv1.PolicyRule{{
+					APIGroups: []string{""},
+					Resources: []string{"configmaps"},
+					Verbs:     []string{"list", "watch"},
+				}},
+			},
+			&rbacv1.RoleBinding{
+				ObjectMeta: metav1.ObjectMeta{Namespace: ns, Name: group},
+				RoleRef:    rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "Role", Name: group},
+				Subjects:   []rbacv1.Subject{{APIGroup: rbacv1.GroupName, Kind: "Group", Name: group}},
+			})
+	}
+	cached := u.start(t, scopedcache.Options{WatchRBAC: true, MaxNamespaces: 2, AccessReviewInterval: shortInterval},
+		cache.Options{})
+	set, recorder := cached.holdSet(t, scopedcache.WhereverAllowed(), nil, a, b, c)
+	g.Eventually(recorder.Events).WithTimeout(patience).Should(HaveLen(2))
+	g.Eventually(func() scopedcache.State { return set.State().State }).WithTimeout(patience).
+		Should(Equal(scopedcache.StatePartial))
+	says := MatchError(ContainSubstring("2 of 2 namespaces synced, 1 more than MaxNamespaces are left out"))
+	g.Eventually(func() error { return set.State().LastError }).WithTimeout(patience).Should(says)
+	g.Expect(set.List(t.Context(), &corev1.ConfigMapList{})).To(says)
+
+	// One that lost its binding makes room.
+	gone := strings.TrimPrefix(recorder.Events()[0], "add in-")
+	remove(t, &rbacv1.RoleBinding{ObjectMeta: metav1.ObjectMeta{Namespace: gone, Name: group}})
+	g.Eventually(recorder.Events).WithTimeout(patience).Should(HaveLen(3))
+	g.Eventually(func() scopedcache.State { return set.State().State }).WithTimeout(patience).
+		Should(Equal(scopedcache.StateSynced))
+	g.Expect(recorder.Events()).To(ConsistOf("add in-"+a, "add in-"+b, "add in-"+c))
+}
+
+// Among a thousand namespaces, WhereverAllowed asks only where a RoleBinding is, and a set of
+// labels may have all.
+func TestThousandNamespaces(t *testing.T) {
+	g := NewWithT(t)
+	u := newUser(t)
+	u.grantRBAC(t)
+	const count = 1000
+	mark := labels.Set{"set": u.name}
+	all := make([]string, count)
+	var group errgroup.Group
+	group.SetLimit(8)
+	for i := range all {
+		group.Go(func() error {
+			ns := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{GenerateName: "many-", Labels: mark}}
+			err := admin.Create(context.Background(), ns)
+			all[i] = ns.Name
+			return err
+		})
+	}
+	g.Expect(group.Wait()).To(Succeed())
+	for _, ns := range all[:3] {
+		u.grant(t, ns, "configmaps", "list", "watch")
+		create(t, configMap(ns, ns))
+	}
+	u.grant(t, all[3], "secrets", "list", "watch")
+	cached := u.start(t, scopedcache.Options{
+		WatchRBAC:            true,
+		PerNamespace:         true,
+		AccessReviewInterval: endlessInterval,
+	}, cache.Options{})
+	set, recorder := cached.holdSet(t, scopedcache.WhereverAllowed(), nil, all...)
+	g.Eventually(recorder.Events).WithTimeout(patience).
+		Should(ConsistOf("add "+all[0], "add "+all[1], "add "+all[2]))
+	g.Eventually(set.HasSynced).WithTimeout(patience).Should(BeTrue())
+	g.Expect(set.Members()).To(HaveLen(3))
+	g.Expect(u.requests.lists("/configmaps")).To(Equal(3), "requests that list or begin a watch")
+	t.Logf("%d reviews for a set of %d namespaces with permission and one without, among %d", u.requests.reviews(), 3,
+		count)
+	const forRBAC, all2, candidates = 2 * 4, 2, 2 * 4
+	g.Expect(u.requests.reviews()).To(BeNumerically("<=", forRBAC+all2+2*candidates), "each twice at most")
+
+	u.grant(t, "", "namespaces", "list", "watch")
+	u.grant(t, "", "secrets", "list", "watch")
+	began := time.Now()
+	many, err := cached.Hold(t.Context(), &corev1.Secret{},
+		scopedcache.Scope{Namespaces: scopedcache.NamespacesWithLabels(labels.SelectorFromSet(mark))},
+		scopedcache.HoldOptions{})
+	g.Expect(err).NotTo(HaveOccurred())
+	events := &testutil.Recorder{}
+	registration, err := many.AddEventHandler(events)
+	g.Expect(err).NotTo(HaveOccurred())
+	g.Eventually(registration.HasSynced).WithTimeout(patience).Should(BeTrue())
+	t.Logf("%d namespaces synced after %s", count, time.Since(began).Round(time.Millisecond))
+	g.Expect(many.Members()).To(HaveLen(count))
+	g.Expect(many.State().State).To(Equal(scopedcache.StateSynced))
+	for _, ns := range []string{all[0], all[count-1]} {
+		create(t, &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: ns, Name: ns}})
+	}
+	g.Eventually(events.Events).WithTimeout(patience).Should(ConsistOf("add "+all[0], "add "+all[count-1]))
+	label(t, all[count-1], nil)
+	g.Eventually(events.Events).WithTimeout(patience).
+		Should(ConsistOf("add "+all[0], "add "+all[count-1], "delete unseen "+all[count-1]))
+	many.Release()
+	g.Expect(cached.States()).To(HaveLen(3))
+}
