@@ -64,7 +64,7 @@ type fakeCache struct {
 
 func (f *fakeCache) GetInformer(ctx context.Context, object client.Object,
 	_ ...cache.InformerGetOption) (cache.Informer, error) {
-	informer, err := f.conn.newInformer(object, scopedcache.Scope{}, nil)
+	informer, err := f.conn.newInformer(object, scopedcache.Scope{}, nil, nil)
 	if err != nil {
 		return nil, err
 	}

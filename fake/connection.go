@@ -104,19 +104,27 @@ func (c *connection) Hold(_ context.Context, object client.Object, scope scopedc
 	if observe == nil {
 		observe = func(scopedcache.ScopeState) {}
 	}
-	if scope.Namespaces != nil {
-		return c.holdSet(object, scope, observe)
-	}
 	if _, err := scope.Members(); err != nil {
 		return nil, err
 	}
-	return c.hold(object, scope, observe)
+	switch {
+	case scope.Namespaces == nil:
+		return c.hold(object, scope, observe)
+	case scope.Namespaces.Names() != nil:
+		return c.holdSet(object, scope, observe)
+	}
+	informer, err := c.holdChanging(object, scope, observe)
+	if meta.IsNoMatchError(err) {
+		observe(scopedcache.ScopeState{Scope: scope, State: scopedcache.StateNotServed, LastError: err})
+		return notServed{}, nil
+	}
+	return informer, err
 }
 
 // hold is Hold for a scope with one informer.
 func (c *connection) hold(object client.Object, scope scopedcache.Scope,
 	observe func(scopedcache.ScopeState)) (watches.Informer, error) {
-	created, err := c.newInformer(object, scope, observe)
+	created, err := c.newInformer(object, scope, observe, nil)
 	if meta.IsNoMatchError(err) {
 		observe(scopedcache.ScopeState{State: scopedcache.StateNotServed, LastError: err})
 		return notServed{}, nil
@@ -165,6 +173,8 @@ func (c *connection) applyAccess() {
 	informers := slices.Collect(maps.Keys(c.informers))
 	c.mu.Unlock()
 	for _, i := range informers {
-		i.applyAccess()
+		if i.applyAccess(); i.onAccess != nil {
+			i.onAccess()
+		}
 	}
 }

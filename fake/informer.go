@@ -29,6 +29,7 @@ type informer struct {
 	name      string // of the only object that the scope selects; empty for all
 	observe   func(scopedcache.ScopeState)
 	create    func() toolscache.SharedIndexInformer
+	onAccess  func() // called after a change of what Forbid forbids, which then has no effect; may be nil
 
 	mu            sync.Mutex
 	released      bool                           // guarded by mu
@@ -41,7 +42,7 @@ type informer struct {
 // applyAccess starts the informer, or stops it if Forbid forbids its scope.
 func (i *informer) applyAccess() {
 	i.mu.Lock()
-	permitted := i.conn.access.permits(i.gvk.GroupKind(), i.namespace, i.name, "watch")
+	permitted := i.onAccess != nil || i.conn.access.permits(i.gvk.GroupKind(), i.namespace, i.name, "watch")
 	switch {
 	case i.released || i.conn.Err() != nil:
 		permitted = true // nothing to report
@@ -169,8 +170,9 @@ func (s *subscription) Remove() {
 	}
 }
 
+// newInformer creates an informer. If onAccess is not nil, what Forbid forbids has no effect on it.
 func (c *connection) newInformer(object client.Object, scope scopedcache.Scope,
-	observe func(scopedcache.ScopeState)) (*informer, error) {
+	observe func(scopedcache.ScopeState), onAccess func()) (*informer, error) {
 	if err := c.Err(); err != nil {
 		return nil, err
 	}
@@ -195,6 +197,7 @@ func (c *connection) newInformer(object client.Object, scope scopedcache.Scope,
 		namespace: scope.Namespace,
 		name:      nameIn(scope.FieldSelector),
 		observe:   observe,
+		onAccess:  onAccess,
 	}
 	i.create = func() toolscache.SharedIndexInformer {
 		lw := &listerWatcher{

@@ -32,11 +32,7 @@ func TestRevocationsWhileRBACChanges(t *testing.T) {
 	g := NewWithT(t)
 	ctx := t.Context()
 	ns := namespace(t)
-	create(t, &rbacv1.ClusterRoleBinding{
-		ObjectMeta: metav1.ObjectMeta{GenerateName: "rbac-events-"},
-		RoleRef:    rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: "latchkey-rbac-events"},
-		Subjects:   []rbacv1.Subject{{Kind: "User", APIGroup: rbacv1.GroupName, Name: operatorUser}},
-	})
+	bindOperator(t, "latchkey-rbac-events")
 	tenants := min(int(*churning/(400*time.Millisecond)), 100)
 	name := func(i int) string { return fmt.Sprintf("revoked-%d", i) }
 	for i := range tenants {

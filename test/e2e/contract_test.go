@@ -8,6 +8,7 @@ import (
 	. "github.com/onsi/gomega"
 	rbacv1 "k8s.io/api/rbac/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/latchkey-dev/latchkey/clustercache"
@@ -94,7 +95,24 @@ func TestContract(t *testing.T) {
 			options.Client.Cache.ReadYourWrites = true
 			options.Client.QPS, options.Client.Burst = 500, 500
 		}
+		if strings.HasSuffix(t.Name(), "/WatchAllowed") {
+			bindOperator(t, "latchkey-rbac-events")
+			options.Cache.WatchRBAC = true
+		}
+		if strings.HasSuffix(t.Name(), "/WatchLabels") {
+			bindOperator(t, "latchkey-namespaces")
+		}
 		return newWorld(t, options)
+	})
+}
+
+// bindOperator gives the host operator a ClusterRole of config/rbac.
+func bindOperator(t *testing.T, clusterRole string) {
+	t.Helper()
+	create(t, &rbacv1.ClusterRoleBinding{
+		ObjectMeta: metav1.ObjectMeta{GenerateName: clusterRole + "-"},
+		RoleRef:    rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: clusterRole},
+		Subjects:   []rbacv1.Subject{{Kind: "User", APIGroup: rbacv1.GroupName, Name: operatorUser}},
 	})
 }
 

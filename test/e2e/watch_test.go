@@ -401,11 +401,7 @@ func TestRevokedPermissionOfAConnection(t *testing.T) {
 		rbacv1.PolicyRule{APIGroups: []string{""}, Resources: []string{"configmaps"}, Verbs: []string{"list", "watch"}})
 	create(t, extension(ns, "tenant"))
 	createConfigMaps(t, ns, "a")
-	create(t, &rbacv1.ClusterRoleBinding{
-		ObjectMeta: metav1.ObjectMeta{GenerateName: "rbac-events-"},
-		RoleRef:    rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: "latchkey-rbac-events"},
-		Subjects:   []rbacv1.Subject{{Kind: "User", APIGroup: rbacv1.GroupName, Name: operatorUser}},
-	})
+	bindOperator(t, "latchkey-rbac-events")
 	o := startOperator(t,
 		clustercache.Options{Cache: clustercache.CacheOptions{AccessReviewInterval: time.Hour, WatchRBAC: true}})
 	o.waitConnected(t, "tenant")

@@ -70,6 +70,8 @@ func Test(t *testing.T, newWorld func(t *testing.T) World) {
 		"Permissions":     permissions,
 		"ReadYourWrites":  readYourWrites,
 		"WatchNamespaces": watchNamespaces,
+		"WatchLabels":     watchLabels,
+		"WatchAllowed":    watchAllowed,
 		"Bound":           boundToObject, "Source": extensionSource, "TypedSource": typedSource,
 	} {
 		t.Run(name, func(t *testing.T) { test(t, newWorld(t)) })

@@ -1,10 +1,18 @@
 package contract
 
 import (
+	"context"
+	"slices"
+	"strings"
+	"sync"
 	"testing"
 
 	. "github.com/onsi/gomega"
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
+	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/latchkey-dev/latchkey/clustercache"
 	"github.com/latchkey-dev/latchkey/scopedcache"
@@ -52,4 +60,88 @@ func watchNamespaces(t *testing.T, w World) {
 	g.Eventually(c.heard).WithTimeout(patience).Should(ContainElements("create a", "delete a"))
 	w.Cache().Unwatch(ctx, key("red"), "set")
 	g.Expect(c.sources()).To(Equal(1))
+}
+
+// label sets the labels of the content's namespace, which a world may have left out.
+func label(t *testing.T, w World, set labels.Set) {
+	t.Helper()
+	g := NewWithT(t)
+	namespace := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: w.Namespace()}}
+	if err := w.Content().Create(t.Context(), namespace); err != nil {
+		g.Expect(err).To(Satisfy(apierrors.IsAlreadyExists))
+	}
+	g.Expect(w.Content().Get(t.Context(), client.ObjectKeyFromObject(namespace), namespace)).To(Succeed())
+	before := namespace.DeepCopy()
+	namespace.Labels = set
+	g.Expect(w.Content().Patch(t.Context(), namespace, client.MergeFrom(before))).To(Succeed())
+}
+
+// watchLabels tests a watch of the namespaces with labels.
+func watchLabels(t *testing.T, w World) {
+	g := NewWithT(t)
+	ctx := t.Context()
+	connect(t, w, "red")
+	mark := labels.Set{"watched-by": w.Namespace()}
+	c := newController()
+	g.Expect(w.Content().Create(ctx, configMap(w, "labelled"))).To(Succeed())
+	t.Cleanup(func() { _ = w.Content().Delete(context.Background(), configMap(w, "labelled")) })
+	g.Expect(w.Cache().Watch(ctx, key("red"), clustercache.NewWatcher(clustercache.WatcherOptions{
+		Name:         "labels",
+		Watcher:      c,
+		Kind:         &corev1.ConfigMap{},
+		EventHandler: c,
+		Scope:        clustercache.Scope{Namespaces: scopedcache.NamespacesWithLabels(labels.SelectorFromSet(mark))},
+	}))).To(Succeed())
+	heard := func() []string { // not of what the cluster itself puts into each namespace
+		return slices.DeleteFunc(c.heard(), func(event string) bool { return !strings.HasSuffix(event, "labelled") })
+	}
+	label(t, w, mark)
+	g.Eventually(heard).WithTimeout(patience).Should(Equal([]string{"create labelled"}))
+	label(t, w, nil)
+	g.Eventually(heard).WithTimeout(patience).Should(Equal([]string{"create labelled", "delete labelled"}))
+	label(t, w, mark)
+	g.Eventually(heard).WithTimeout(patience).Should(HaveLen(3))
+
+	disconnect(t, w, "red")
+	label(t, w, nil)
+	connect(t, w, "red")
+	g.Eventually(heard).WithTimeout(patience).Should(Equal([]string{"create labelled", "delete labelled",
+		"create labelled", "delete labelled"}), "it left while there was no connection")
+	w.Cache().Unwatch(ctx, key("red"), "labels")
+}
+
+// watchAllowed tests a watch wherever the identity may list and watch.
+func watchAllowed(t *testing.T, w World) {
+	g := NewWithT(t)
+	ctx := t.Context()
+	connect(t, w, "red")
+	c := newController()
+	var mu sync.Mutex
+	var states []scopedcache.State
+	g.Expect(w.Cache().Watch(ctx, key("red"), clustercache.NewWatcher(clustercache.WatcherOptions{
+		Name:         "allowed",
+		Watcher:      c,
+		Kind:         &corev1.ConfigMap{},
+		EventHandler: c,
+		Scope:        clustercache.Scope{Namespaces: scopedcache.WhereverAllowed()},
+		OnError: func(_ context.Context, err clustercache.WatchError) {
+			mu.Lock()
+			defer mu.Unlock()
+			if err.Scope.Namespace == w.Namespace() {
+				states = append(states, err.State)
+			}
+		},
+	}))).To(Succeed())
+	for _, name := range []string{"allowed", "later"} {
+		g.Expect(w.Content().Create(ctx, configMap(w, name))).To(Succeed())
+		t.Cleanup(func() { _ = w.Content().Delete(context.Background(), configMap(w, name)) })
+		g.Eventually(c.heard).WithTimeout(patience).Should(ContainElement("create " + name))
+	}
+	w.Restrict(t, "red")
+	g.Eventually(func() []scopedcache.State {
+		mu.Lock()
+		defer mu.Unlock()
+		return append([]scopedcache.State{}, states...)
+	}).WithTimeout(patience).Should(ContainElement(scopedcache.StateForbidden))
+	g.Expect(c.heard()).NotTo(ContainElement(HavePrefix("delete")), "permission deletes nothing")
 }
