@@ -55,7 +55,7 @@ func (c *connection) holdChanging(object client.Object, scope scopedcache.Scope,
 	}
 	ofAll := scope
 	ofAll.Namespaces = nil
-	if scope.Namespaces.Labels() != nil {
+	if scope.Namespaces.LabelSelector() != nil {
 		if s.namespaces, err = c.newInformer(&corev1.Namespace{}, scopedcache.Scope{}, nil, func() {}); err != nil {
 			return nil, errors.WithMessage(err, "the labels of namespaces")
 		}
@@ -93,15 +93,20 @@ func (s *changingSet) of(namespace string) passage {
 	if s.namespaces != nil {
 		object, exists, err := s.namespaces.current().GetStore().GetByKey(namespace)
 		in := err == nil && exists &&
-			s.scope.Namespaces.Labels().Matches(labels.Set(object.(client.Object).GetLabels()))
+			s.scope.Namespaces.LabelSelector().Matches(labels.Set(object.(client.Object).GetLabels()))
 		if !in {
 			return isOutside
 		}
 	}
-	if s.conn.access.permits(s.gvk.GroupKind(), namespace, nameIn(s.scope.FieldSelector), "watch") {
+	if s.permitted(namespace) {
 		return passes
 	}
 	return waits
+}
+
+// permitted reports whether Forbid forbids nothing of the scope in a namespace, or in all.
+func (s *changingSet) permitted(namespace string) bool {
+	return s.conn.access.permits(s.gvk.GroupKind(), namespace, nameIn(s.scope.FieldSelector), "watch")
 }
 
 // look makes handlers and the observer learn what has changed.
@@ -122,7 +127,7 @@ func (s *changingSet) states() map[string]scopedcache.ScopeState {
 		for _, name := range s.namespaces.current().GetStore().ListKeys() {
 			names[name] = true
 		}
-	} else if !s.conn.access.permits(s.gvk.GroupKind(), "", nameIn(s.scope.FieldSelector), "watch") {
+	} else if !s.permitted("") {
 		s.mu.Lock()
 		maps.Copy(names, s.heard)
 		s.mu.Unlock()
@@ -145,11 +150,14 @@ func (s *changingSet) states() map[string]scopedcache.ScopeState {
 
 // report reports the states of members and of the set that have changed.
 func (s *changingSet) report() {
+	s.reporting.Lock()
+	defer s.reporting.Unlock()
 	states := s.states()
 	set := scopedcache.Summarize(s.scope, slices.SortedFunc(maps.Values(states),
 		func(x, y scopedcache.ScopeState) int { return cmp.Compare(x.Scope.Namespace, y.Scope.Namespace) }))
-	s.reporting.Lock()
-	defer s.reporting.Unlock()
+	if s.namespaces == nil && len(states) == 0 && !s.permitted("") {
+		set.State, set.LastError = scopedcache.StateForbidden, s.conn.forbidden(s.gvk, "", "", "list")
+	}
 	for name, before := range s.reported {
 		if _, stays := states[name]; !stays && name != "" {
 			before.State, before.LastError = scopedcache.StateLeft, nil
@@ -196,20 +204,27 @@ func (s *changingSet) Subscribe(handler toolscache.ResourceEventHandler, options
 	if err != nil {
 		return nil, errors.WithStack(err)
 	}
+	synced := []<-chan struct{}{handle.HasSyncedChecker().Done()}
+	if s.namespaces != nil {
+		synced = append(synced, s.namespaces.current().HasSyncedChecker().Done())
+	}
 	s.conn.Go(func() {
-		select {
-		case <-handle.HasSyncedChecker().Done():
-			one.enqueue(one.reconcile)
-			one.enqueue(func() {
-				one.source.EmitMissingDeletes(func(key string) bool {
-					namespace, _, _ := toolscache.SplitMetaNamespaceKey(key)
-					_, exists, _ := running.GetStore().GetByKey(key)
-					passage := s.of(namespace)
-					return passage == waits || passage == passes && exists
-				})
-			})
-		case <-s.conn.life.Done():
+		for _, each := range synced {
+			select {
+			case <-each:
+			case <-s.conn.life.Done():
+				return
+			}
 		}
+		one.enqueue(one.reconcile)
+		one.enqueue(func() {
+			one.source.EmitMissingDeletes(func(key string) bool {
+				namespace, _, _ := toolscache.SplitMetaNamespaceKey(key)
+				_, exists, _ := running.GetStore().GetByKey(key)
+				passage := s.of(namespace)
+				return passage == waits || passage == passes && exists
+			})
+		})
 	})
 	return one, nil
 }

@@ -74,6 +74,7 @@ func (s *setStates) report(n int, state scopedcache.ScopeState) {
 func (s *informerSet) Subscribe(handler toolscache.ResourceEventHandler, options replay.Options) (watches.Subscription,
 	error) {
 	all := setSubscription{}
+	options.Turn = replay.NewTurn()
 	for n, informer := range s.each {
 		own := options
 		own.Seen = maps.Clone(options.Seen)

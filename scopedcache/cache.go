@@ -3,6 +3,7 @@ package scopedcache
 import (
 	"cmp"
 	"context"
+	"maps"
 	"reflect"
 	"slices"
 
@@ -65,6 +66,7 @@ type environment struct {
 	unstreamed  *UnstreamedKinds
 	lists       *ListLimit
 	writes      *ownwrites.Writes // of the cache's clients
+	namespaces  *kind             // the metadata of namespaces, without the cache's options
 }
 
 var _ Cache = (*scopedCache)(nil)
@@ -106,6 +108,8 @@ func newScopedCache(config *rest.Config, opts cache.Options, options Options) (*
 		unstreamed: cmp.Or(options.UnstreamedKinds, &UnstreamedKinds{}),
 		lists:      cmp.Or(options.ListLimit, &ListLimit{}),
 	}
+	namespaces := kindKey{gvk: namespaceKind, representation: RepresentationMetadata}
+	env.namespaces = &kind{kindKey: namespaces, example: exampleOf(namespaces, nil)}
 	env.kinds.types.Store(&map[reflect.Type]*kind{})
 	if options.WatchRBAC {
 		if env.rbacWatcher, err = NewRBACWatcher(config, opts, options); err != nil {
@@ -168,7 +172,11 @@ func (s *scopedCache) Start(ctx context.Context) error {
 			e.end() // because the context of the entry may end after ctx
 		}
 	}
+	sets := slices.Collect(maps.Keys(s.entries.sets))
 	s.entries.mu.Unlock()
+	for _, set := range sets {
+		set.stopSource()
+	}
 	stopListening()
 	s.entries.running.Wait()
 	return nil

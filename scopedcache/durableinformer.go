@@ -91,11 +91,11 @@ func (f durableInformer) AddEventHandlerWithOptions(handler toolscache.ResourceE
 	result := &registrations{}
 	result.left.Store(int64(len(f.entries)))
 	for n, s := range f.entries {
-		r, err := s.add(f.user, s.resumedBy(handler, n, len(f.entries)), options, func() {
+		r, err := s.add(f.user, s.resumedBy(handler, n, len(f.entries)), options, registrationEvents{settled: func() {
 			if result.left.Add(-1) == 0 {
 				result.done.Open()
 			}
-		})
+		}})
 		if err != nil {
 			_ = f.RemoveEventHandler(result) // cannot fail for the registrations so far
 			return nil, err

@@ -28,6 +28,7 @@ type entry struct {
 	pinned    bool        // guarded by entries.mu: GetInformer returned the informer
 	waiting   int         // guarded by entries.mu: the number of readers that wait
 	recent    atomic.Bool // set by each read, cleared at each check for idleness
+	tried     atomic.Bool // set under entries.mu: all holders are sets that try where they are allowed
 	gone      latch.Latch // opened under entries.mu when the entry is dropped
 	endedIdle bool        // set before gone is opened: dropped because no one read it
 	end       func()      // set under entries.mu when the scope starts to run

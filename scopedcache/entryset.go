@@ -11,6 +11,7 @@ import (
 
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
+	"github.com/latchkey-dev/latchkey/scopedcache/internal/members"
 	"github.com/latchkey-dev/latchkey/scopedcache/internal/rbacindex"
 )
 
@@ -123,6 +124,15 @@ func neededLocked(e *entry) bool {
 	return len(e.handles) > 0 || e.pinned || e.recent.Load() || e.waiting > 0
 }
 
+// holdersChangedLocked records that the holders of a scope have changed. The caller holds
+// entries.mu.
+func (s *entrySet) holdersChangedLocked(e *entry) {
+	e.tried.Store(len(e.handles) > 0 && !e.pinned && !slices.ContainsFunc(e.handles, func(h *Handle) bool {
+		return h.scope.Namespaces == nil || h.scope.Namespaces.kind != members.Allowed
+	}))
+	s.changed()
+}
+
 // dropUnusedLocked ends a scope that is not needed any more. The caller holds mu.
 func (s *entrySet) dropUnusedLocked(e *entry) {
 	if !neededLocked(e) {
@@ -186,7 +196,7 @@ func (s *entrySet) States() []ScopeState {
 	entries := s.all()
 	states := make([]ScopeState, 0, len(entries))
 	for _, e := range entries {
-		if !e.isCandidate() {
+		if e.isReported() {
 			states = append(states, e.asLive(e.snapshot()))
 		}
 	}

@@ -45,7 +45,7 @@ func (s *entry) setState(e monitor.SetState) {
 			o.observe(now)
 		}
 	}
-	if !s.isCandidate() {
+	if tried := s.isTried() && s.isDenied(); !tried { // nothing that a person must see
 		logChange(s.env.options.Logger, State(e.Before), now)
 		if s.env.options.OnStateChange != nil {
 			s.env.options.OnStateChange(State(e.Before), now)
@@ -54,21 +54,30 @@ func (s *entry) setState(e monitor.SetState) {
 	s.entries.changed()
 }
 
-// isCandidate reports whether nothing needs the scope but sets that try whether it is allowed, and
-// it is not: that is nothing to report.
-func (s *entry) isCandidate() bool {
+// isTried reports whether nothing needs the scope but sets that try where they are allowed.
+func (s *entry) isTried() bool {
+	return s.tried.Load() && s.live.Load() == nil && !s.recent.Load()
+}
+
+// isReported reports whether the scope is one of States. What sets only try is not, nor is the
+// scope of all namespaces while they have others.
+func (s *entry) isReported() bool {
+	if !s.isTried() {
+		return true
+	}
+	if s.selection.scope.Namespace != members.All {
+		return !s.isDenied()
+	}
 	s.mu.Lock()
-	denied := s.state == StateForbidden && (!s.served || s.selection.scope.Namespace == members.All)
+	forbidden := s.state == StateForbidden
 	s.mu.Unlock()
-	if !denied || s.live.Load() != nil {
-		return false
+	if !forbidden {
+		return true
 	}
 	s.entries.mu.Lock()
-	defer s.entries.mu.Unlock()
-	others := slices.ContainsFunc(s.handles, func(h *Handle) bool {
-		return h.scope.Namespaces == nil || h.scope.Namespaces.kind != members.Allowed
-	})
-	return len(s.handles) > 0 && !others && !s.pinned && !s.recent.Load() && s.waiting == 0
+	handles := slices.Clone(s.handles)
+	s.entries.mu.Unlock()
+	return slices.ContainsFunc(handles, func(h *Handle) bool { return len(h.held.(*namespaceSet).membersNow()) == 0 })
 }
 
 // settleLocked records that the result of a read is known. While an informer serves reads, its

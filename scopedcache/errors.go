@@ -59,12 +59,21 @@ func (e *NotSyncedError) Unwrap() []error { return causesOf(e.Cause, e.Last) }
 // Status makes the error a timeout for package apierrors, as with controller-runtime's cache.
 func (e *NotSyncedError) Status() metav1.Status { return timeoutStatus(e.GVK, e) }
 
-// PartialError is about what a set of namespaces lacks.
+// PartialError says what a set of namespaces lacks. It is LastError of a set that is not Synced,
+// unless one informer of all namespaces decides, and the error of a List that would be incomplete.
+// errors.Is and package apierrors find the errors of the members, and NamespacesErr.
 type PartialError struct {
 	Members []ScopeState // those that are not Synced
 	Of      int          // how many namespaces the set has
-	Beyond  int          // how many namespaces are left out because of MaxNamespaces
-	Unknown error        // why it is not known now which namespaces are in the set; nil if it is
+	// NamespacesErr is why it is not known now which namespaces are in the set; nil if it is.
+	NamespacesErr error
+	// LeftOut is how many namespaces with a RoleBinding of the identity are not tried because of
+	// MaxNamespaces. The identity may or may not be allowed to list and watch there.
+	LeftOut int
+	// Kept is how many more namespaces there are whose objects handlers know from the time when the
+	// identity could list and watch there. Handlers hear of these when it can again. List does not
+	// fail because of them: the set does not have these namespaces.
+	Kept int
 }
 
 // Error implements error.
@@ -80,27 +89,30 @@ func (e *PartialError) Error() string {
 	for _, state := range slices.Sorted(maps.Keys(count)) {
 		text += fmt.Sprintf(", %d %s", count[state], strings.ToLower(string(state)))
 	}
-	if e.Beyond > 0 {
-		text += fmt.Sprintf(", %d more than MaxNamespaces are left out", e.Beyond)
+	if e.LeftOut > 0 {
+		text += fmt.Sprintf(", %d left out by MaxNamespaces", e.LeftOut)
+	}
+	if e.Kept > 0 {
+		text += fmt.Sprintf(", what handlers know of %d more without permission is kept", e.Kept)
 	}
 	if more := len(reasons) - 3; more > 0 {
 		reasons = append(reasons[:3], fmt.Sprintf("%d more", more))
 	}
 	parts := append([]string{text}, reasons...)
-	if e.Unknown != nil {
-		parts = append([]string{"which namespaces are in the set is not known now: " + e.Unknown.Error()}, parts...)
+	if e.NamespacesErr != nil {
+		parts = append([]string{"which namespaces are in the set is not known now: " + e.NamespacesErr.Error()}, parts...)
 	}
 	return untrusted.Shorten(strings.Join(parts, "; "))
 }
 
 // begins reports whether the error says only that members have not synced yet.
-func (e *PartialError) begins() bool { return len(e.Unwrap()) == 0 && e.Beyond == 0 }
+func (e *PartialError) begins() bool { return len(e.Unwrap()) == 0 && e.LeftOut == 0 && e.Kept == 0 }
 
 // Unwrap lets errors.Is and errors.As find Unknown and the errors of the members.
 func (e *PartialError) Unwrap() []error {
 	var reasons []error
-	if e.Unknown != nil {
-		reasons = append(reasons, e.Unknown)
+	if e.NamespacesErr != nil {
+		reasons = append(reasons, e.NamespacesErr)
 	}
 	for _, member := range e.Members {
 		if member.LastError != nil {

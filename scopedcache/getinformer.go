@@ -69,6 +69,7 @@ func (s *scopedCache) informer(ctx context.Context, k *kind, opts ...cache.Infor
 	for _, namespace := range namespaces {
 		e := s.entries.entryLocked(k, Scope{Namespace: namespace}, false)
 		e.pinned = true
+		s.entries.holdersChangedLocked(e)
 		result.entries = append(result.entries, e)
 	}
 	s.entries.mu.Unlock()
@@ -98,6 +99,7 @@ func (s *scopedCache) RemoveInformer(_ context.Context, object client.Object) er
 	for e := range s.entries.entries {
 		if e.selection.kind == k {
 			e.pinned = false
+			s.entries.holdersChangedLocked(e)
 			e.recent.Store(false)
 			if len(e.handles) == 0 {
 				s.entries.dropLocked(e) // even if readers wait for it

@@ -8,6 +8,8 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/latchkey-dev/latchkey/scopedcache/internal/members"
 )
 
 // HoldOptions identify the holder of a scope.
@@ -72,6 +74,11 @@ func (s *scopedCache) Hold(_ context.Context, object client.Object, scope Scope,
 	if scope.Namespaces != nil {
 		return s.holdSet(kind, scope, options)
 	}
+	return s.holdScope(kind, scope, options)
+}
+
+// holdScope is Hold for a scope with one informer.
+func (s *scopedCache) holdScope(kind *kind, scope Scope, options HoldOptions) (*Handle, error) {
 	s.entries.mu.Lock()
 	if err := s.overLocked(); err != nil {
 		s.entries.mu.Unlock()
@@ -92,7 +99,7 @@ func (s *scopedCache) Hold(_ context.Context, object client.Object, scope Scope,
 		options: options,
 	}
 	e.handles = append(e.handles, handle)
-	s.entries.changed()
+	s.entries.holdersChangedLocked(e)
 	s.entries.mu.Unlock()
 	if options.OnStateChange != nil {
 		handle.observe(handle)
@@ -102,6 +109,10 @@ func (s *scopedCache) Hold(_ context.Context, object client.Object, scope Scope,
 
 // holdSet is Hold for a set of namespaces.
 func (s *scopedCache) holdSet(kind *kind, scope Scope, options HoldOptions) (*Handle, error) {
+	if scope.Namespaces.kind == members.Allowed && len(kind.config.namespaces) > 0 {
+		return nil, errors.Errorf("holding %s: the cache's options name namespaces for the kind, so that one informer of "+
+			"all would have other objects than those of each: use InNamespaces or NamespacesWithLabels", kind.gvk)
+	}
 	s.entries.mu.Lock()
 	if err := s.overLocked(); err != nil {
 		s.entries.mu.Unlock()

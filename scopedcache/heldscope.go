@@ -59,6 +59,6 @@ func (s *entrySet) letGo(e *entry, h *Handle) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	e.handles = slices.DeleteFunc(e.handles, func(other *Handle) bool { return other == h })
-	s.changed()
+	s.holdersChangedLocked(e)
 	s.dropUnusedLocked(e)
 }

@@ -7,12 +7,11 @@ import (
 	"sync"
 	"time"
 
+	"github.com/pkg/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
-	"k8s.io/apimachinery/pkg/util/resourceversion"
 	toolscache "k8s.io/client-go/tools/cache"
 
 	"github.com/latchkey-dev/latchkey/internal/latch"
-	"github.com/latchkey-dev/latchkey/internal/replay"
 	"github.com/latchkey-dev/latchkey/scopedcache/internal/members"
 )
 
@@ -40,12 +39,15 @@ type namespaceSet struct {
 	handlers   []*setHandler         // guarded by mu
 	indexers   []toolscache.Indexers // guarded by mu: for every informer
 	existed    map[string]bool       // guarded by mu: namespaces that the cluster had
-	probe      *registration         // guarded by mu: follows the informer of all namespaces
-	probed     string                // guarded by mu: the latest version that the probe received
+	follows    followed              // guarded by mu: how the informer of all namespaces follows
+	again      *time.Timer           // guarded by mu: makes the set look again; nil if it need not
+	decided    bool                  // guarded by mu: it is known which namespaces there are, or cannot be now
 	unknown    error                 // guarded by mu: why the source knows no names; nil if it does
-	beyond     int                   // guarded by mu: how many namespaces are left out
+	leftOut    int                   // guarded by mu: how many namespaces are left out
+	kept       int                   // guarded by mu: how many more namespaces handlers know objects of
 	knownSince time.Time             // guarded by mu: since when unknown has its value
 	changed    chan struct{}         // guarded by mu: closed after each round
+	forbidden  bool                  // only the goroutine that works uses it: the log has it
 }
 
 func newNamespaceSet(s *scopedCache, k *kind, scope Scope, holder *Handle) *namespaceSet {
@@ -124,8 +126,9 @@ func (s *namespaceSet) round() bool {
 		s.mu.Unlock()
 		return false
 	}
+	facts := s.factsLocked()
+	effects := s.stepLocked(facts)
 	var began, left []*entry
-	effects := s.machine.Step(s.factsLocked())
 	for _, effect := range effects {
 		switch effect.Do {
 		case members.Hold:
@@ -139,11 +142,13 @@ func (s *namespaceSet) round() bool {
 			}
 		}
 	}
-	s.probeLocked()
+	if len(effects) == 0 {
+		s.decideLocked(facts)
+	}
 	s.mu.Unlock()
 	for _, e := range left {
 		if s.news != nil {
-			s.news.left(e)
+			s.news.left(e.selection.scope.Namespace)
 		}
 	}
 	for _, e := range began {
@@ -152,6 +157,49 @@ func (s *namespaceSet) round() bool {
 		}
 	}
 	return len(effects) > 0
+}
+
+// errClusterScoped is why a set has no namespaces.
+var errClusterScoped = errors.New("the kind is cluster-scoped, so a Scope with Namespaces would have an informer of " +
+	"all objects for each: leave Namespaces out")
+
+// stepLocked returns what the machine says. The caller holds mu.
+func (s *namespaceSet) stepLocked(facts members.Facts) []members.Effect {
+	if errors.Is(s.unknown, errClusterScoped) {
+		return s.machine.Stop()
+	}
+	return s.machine.Step(facts)
+}
+
+// decideLocked records what is known when the machine has nothing to do. The caller holds mu.
+func (s *namespaceSet) decideLocked(facts members.Facts) {
+	all, isHeld := facts.Informers[members.All]
+	known := !isNotYet(s.unknown)
+	switch {
+	case s.scope.Namespaces.kind != members.Allowed || !isHeld:
+		s.decided = known
+	case s.machine.Feeds(members.All):
+		s.decided = true
+	default:
+		s.decided = !s.machine.TakesOver() && (all.Forbidden && known || s.held[members.All].isNotServed())
+	}
+	s.leftOut, s.kept = s.machine.LeftOut(facts), 0
+	for _, namespace := range facts.Recorded {
+		if s.scope.Namespaces.kind == members.Allowed && s.held[namespace] == nil && !s.machine.TakesOver() {
+			s.kept++
+		}
+	}
+	waits := s.machine.TakesOver() || all.Synced && !s.machine.Feeds(members.All)
+	for _, i := range facts.Informers {
+		waits = waits || i.Behind
+	}
+	if s.again != nil {
+		s.again.Stop()
+		s.again = nil
+	}
+	if waits {
+		s.again = time.AfterFunc(followInterval, s.poke)
+	}
 }
 
 // memberChanged is called when the state of a member changes.
@@ -174,12 +222,12 @@ func (s *namespaceSet) conclude() {
 	s.mu.Lock()
 	close(s.changed)
 	s.changed = make(chan struct{})
-	settled := !s.ended && s.decidedLocked()
+	decided := s.decided && !s.ended
+	settled := decided
 	for _, e := range s.held {
 		settled = settled && e.settled.IsOpen()
 	}
 	handlers := slices.Clone(s.handlers)
-	decided := s.decidedLocked()
 	s.mu.Unlock()
 	if settled {
 		s.settled.Open()
@@ -189,25 +237,34 @@ func (s *namespaceSet) conclude() {
 			h.done.Open()
 		}
 	}
+	s.log()
 	if s.news != nil {
 		s.news.update()
 	}
 }
 
-// decidedLocked reports whether it is known which namespaces are in the set, or that this cannot be
-// known now. The caller holds mu.
-func (s *namespaceSet) decidedLocked() bool {
-	if s.scope.Namespaces.kind != members.Allowed {
-		return s.unknown == nil || !isNotYet(s.unknown)
+// log logs that the set has become Forbidden by itself, or no longer is. The members log what
+// becomes of them.
+func (s *namespaceSet) log() {
+	now := s.summary((*entry).snapshotOfState)
+	forbidden := now.State == StateForbidden && len(s.membersNow()) == 0
+	if forbidden == s.forbidden || now.State == StateSyncing {
+		return
 	}
-	all := s.held[members.All]
-	return all != nil && !s.machine.TakesOver() && all.settled.IsOpen() &&
-		(s.machine.Feeds(members.All) || s.unknown == nil || !isNotYet(s.unknown))
+	s.forbidden = forbidden
+	before := StateForbidden
+	if forbidden {
+		before = StateSynced
+	}
+	logChange(s.entries.env.options.Logger, before, now)
 }
 
 // factsLocked returns what is known. The caller holds mu.
 func (s *namespaceSet) factsLocked() members.Facts {
 	names, err := s.source.names()
+	if mapping := s.kind.mapping.Load(); mapping != nil && mapping.Scope.Name() == meta.RESTScopeNameRoot {
+		err = errClusterScoped
+	}
 	if errorText(err) != errorText(s.unknown) {
 		s.knownSince = time.Now()
 	}
@@ -223,12 +280,12 @@ func (s *namespaceSet) factsLocked() members.Facts {
 		s.existed = map[string]bool{}
 		for _, namespace := range slices.AppendSeq(slices.Clone(facts.Recorded), maps.Keys(s.held)) {
 			exists, known := watcher.has(namespace)
-			s.existed[namespace] = exists || before[namespace]
-			facts.Gone[namespace] = known && !exists && s.existed[namespace]
+			had := before[namespace] || facts.Informers[namespace].Served || slices.Contains(facts.Recorded, namespace)
+			s.existed[namespace] = exists || had
+			facts.Gone[namespace] = known && !exists && had && namespace != members.All
 		}
 	}
-	facts.CaughtUp = s.caughtUpLocked()
-	s.beyond = s.machine.Beyond(facts)
+	s.follows.look(s, &facts)
 	return facts
 }
 
@@ -260,7 +317,7 @@ func (s *namespaceSet) holdLocked(namespace string) *entry {
 	s.entries.mu.Lock()
 	e := s.entries.entryLocked(s.kind, s.scope.in(namespace), false)
 	e.handles = append(e.handles, s.holder)
-	s.entries.changed()
+	s.entries.holdersChangedLocked(e)
 	s.entries.mu.Unlock()
 	s.held[namespace] = e
 	for _, indexers := range s.indexers {
@@ -286,8 +343,9 @@ func (s *namespaceSet) release(*Handle) {
 	s.entries.mu.Unlock()
 	s.mu.Lock()
 	s.ended = true
-	source := s.source
-	s.unprobeLocked()
+	if s.again != nil {
+		s.again.Stop()
+	}
 	for _, effect := range s.machine.Stop() {
 		switch effect.Do {
 		case members.Release:
@@ -298,73 +356,23 @@ func (s *namespaceSet) release(*Handle) {
 			}
 		}
 	}
+	for _, h := range s.handlers {
+		h.put(h.take(members.All)) // no deletion is delivered any more
+	}
 	close(s.changed)
 	s.changed = make(chan struct{})
+	s.mu.Unlock()
+	s.stopSource()
+}
+
+// stopSource ends what follows namespaces for the set: others may share it.
+func (s *namespaceSet) stopSource() {
+	s.mu.Lock()
+	source := s.source
 	s.mu.Unlock()
 	if source != nil {
 		source.stop()
 	}
-}
-
-// caughtUpLocked reports whether the informer of all namespaces has all that handlers have received
-// from others. The caller holds mu.
-func (s *namespaceSet) caughtUpLocked() bool {
-	latest := ""
-	for _, h := range s.handlers {
-		latest = replay.Later(latest, h.latest)
-	}
-	all := s.held[members.All]
-	if latest == "" || all == nil {
-		return true
-	}
-	all.mu.Lock()
-	running := all.running
-	all.mu.Unlock()
-	if running == nil {
-		return false
-	}
-	return hasReached(running.shared.LastSyncResourceVersion(), latest) || hasReached(s.probed, latest)
-}
-
-// probeLocked makes the set look at each event of the informer of all namespaces, for as long as
-// that takes over. The caller holds mu.
-func (s *namespaceSet) probeLocked() {
-	if !s.machine.TakesOver() {
-		s.unprobeLocked()
-		return
-	}
-	if s.probe != nil {
-		return
-	}
-	seen := func(object any) {
-		accessed, err := meta.Accessor(object)
-		if err != nil {
-			return
-		}
-		s.mu.Lock()
-		s.probed = replay.Later(s.probed, accessed.GetResourceVersion())
-		s.mu.Unlock()
-		s.poke()
-	}
-	all := s.held[members.All]
-	s.probe, _ = all.add(s.user, toolscache.ResourceEventHandlerFuncs{ // if it has ended, so has the set
-		AddFunc:    seen,
-		UpdateFunc: func(_, object any) { seen(object) },
-		DeleteFunc: seen,
-	}, toolscache.HandlerOptions{}, func() { s.poke() })
-}
-
-func (s *namespaceSet) unprobeLocked() {
-	if s.probe != nil {
-		_ = s.probe.entry.remove(s.probe)
-	}
-	s.probe, s.probed = nil, ""
-}
-
-// hasReached reports whether a resource version is at least another one, or cannot be compared.
-func hasReached(has, wanted string) bool {
-	order, err := resourceversion.CompareResourceVersion(has, wanted)
-	return err != nil && has != "" || err == nil && order >= 0
 }
 
 // holderName names the set, for the scopes that it needs.

@@ -1,11 +1,13 @@
 package scopedcache
 
 import (
+	"cmp"
 	"maps"
 	"slices"
 
 	"github.com/pkg/errors"
 	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 
 	"github.com/latchkey-dev/latchkey/scopedcache/internal/members"
 	"github.com/latchkey-dev/latchkey/scopedcache/internal/rbacindex"
@@ -16,7 +18,7 @@ type nameSource interface {
 	// names returns the namespaces, sorted, or why they are not known. The caller must not change
 	// them.
 	names() ([]string, error)
-	// stop ends the calls that say that something has changed.
+	// stop ends the calls that say that something has changed. Later calls have no effect.
 	stop()
 }
 
@@ -26,17 +28,13 @@ func (s *scopedCache) sourceOf(set *namespaceSet) (nameSource, error) {
 	if definition.kind == members.Labelled && watcher == nil {
 		return s.ownLabels(definition.labels, set)
 	}
-	follow := labels.Selector(nil)
-	if definition.kind == members.Labelled {
-		follow = definition.labels
-	}
 	var query *nameQuery
 	if watcher != nil {
 		view, err := watcher.follow()
 		if err != nil {
 			return nil, err
 		}
-		query = view.ask(follow, set.poke)
+		query = view.ask(definition.labels, set.poke)
 	}
 	switch definition.kind {
 	case members.Labelled:
@@ -47,15 +45,16 @@ func (s *scopedCache) sourceOf(set *namespaceSet) (nameSource, error) {
 	return &listedNames{nameQuery: query, listed: definition.names}, nil
 }
 
-// ownLabels returns the namespaces with labels that the cache's own identity sees.
+// ownLabels returns the namespaces with labels that the cache's own identity sees. The cache's
+// options for namespaces do not apply: they are about what callers read.
 func (s *scopedCache) ownLabels(selector labels.Selector, set *namespaceSet) (nameSource, error) {
-	view := newNamespaceView()
-	handle, err := view.begin(s, Scope{LabelSelector: selector}, set.holderName())
+	view := newNamespaceView(func(err error) error { return err })
+	release, err := view.begin(s, Scope{LabelSelector: selector}, set.holderName())
 	if err != nil {
 		return nil, err
 	}
 	query := view.ask(labels.Everything(), set.poke)
-	query.release = handle.Release
+	query.release = release
 	return query, nil
 }
 
@@ -74,8 +73,11 @@ type bindings struct {
 }
 
 // errNeedsRBAC is why WhereverAllowed does not know where.
-var errNeedsRBAC = errors.New("WhereverAllowed needs WatchRBAC or an RBACWatcher, unless the identity may list and " +
-	"watch all namespaces: set one of them, or use InNamespaces or NamespacesWithLabels")
+var errNeedsRBAC = errors.New("WhereverAllowed needs WatchRBAC or an RBACWatcher of this API server, unless the " +
+	"identity may list and watch all namespaces: set one of them, or use InNamespaces or NamespacesWithLabels")
+
+// errNotOurs stands for an error of an identity that watches for others.
+var errNotOurs = errors.New("the log of the operator that watches says why")
 
 func (b *bindings) names() ([]string, error) {
 	env := b.cache.env
@@ -91,7 +93,11 @@ func (b *bindings) names() ([]string, error) {
 		if watcher == nil {
 			continue
 		}
-		names, problem := watcher.namespacesOf(*subjects)
+		shown := func(error) error { return errNotOurs } // another identity's denial is not this one's
+		if watcher == env.rbacWatcher {
+			shown = func(err error) error { return err }
+		}
+		names, problem := watcher.namespacesOf(*subjects, shown)
 		if problem != nil {
 			err = problem
 			continue
@@ -107,16 +113,22 @@ func (b *bindings) names() ([]string, error) {
 }
 
 // namespacesOf returns the namespaces in which one of the subjects has a RoleBinding, or why they
-// are not known.
-func (e *RBACWatcher) namespacesOf(subjects []rbacindex.Subject) ([]string, error) {
+// are not known. shown returns what may be said of a reason.
+func (e *RBACWatcher) namespacesOf(subjects []rbacindex.Subject, shown func(error) error) ([]string, error) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	known := len(e.kinds) == watchedKinds
-	for _, kind := range e.kinds {
-		if kind.reason != nil {
-			return nil, errors.WithMessage(kind.reason, "the RBACWatcher cannot watch RBAC")
+	for _, gvk := range slices.SortedFunc(maps.Keys(e.kinds), func(x, y schema.GroupVersionKind) int {
+		return cmp.Compare(x.Kind, y.Kind)
+	}) {
+		kind := e.kinds[gvk]
+		switch {
+		case kind.reason != nil && !kind.failingSince.IsZero() && !kind.indexed:
+			return nil, &notYetError{errors.WithMessage(shown(kind.reason), "the RBACWatcher fails")}
+		case kind.reason != nil && !kind.indexed:
+			return nil, errors.WithMessage(shown(kind.reason), "the RBACWatcher cannot watch RBAC")
 		}
-		known = known && kind.current
+		known = known && kind.indexed
 	}
 	if !known {
 		return nil, errNotYet
@@ -124,8 +136,18 @@ func (e *RBACWatcher) namespacesOf(subjects []rbacindex.Subject) ([]string, erro
 	return e.index.Namespaces(subjects), nil
 }
 
-// isNotYet reports whether an error says only that something is not known yet.
+// notYetError is why something is not known yet, although it may be soon.
+type notYetError struct{ reason error }
+
+func (e *notYetError) Error() string        { return e.reason.Error() }
+func (e *notYetError) Unwrap() error        { return e.reason }
+func (e *notYetError) Is(target error) bool { return target == errNotYet }
+
+// isNotYet reports whether an error says that something is not known yet.
 func isNotYet(err error) bool { return errors.Is(err, errNotYet) }
+
+// isOnlyNotYet reports whether an error says no more than that.
+func isOnlyNotYet(err error) bool { return isNotYet(err) && !errors.As(err, new(*notYetError)) }
 
 // pokeSets makes the sets that RBAC decides look again, or all.
 func (s *entrySet) pokeSets(all bool) {

@@ -13,13 +13,18 @@ import (
 
 // Namespaces is a set of namespaces for a [Scope]. Create one with [InNamespaces],
 // [NamespacesWithLabels] or [WhereverAllowed]. A Namespaces is the definition of the set and does
-// not change; which namespaces are in the set may. Each namespace has the informer of a scope of
-// the namespace alone, which is shared with its other users.
+// not change; which namespaces are in the set may. Each namespace has an informer, which other
+// watches and reads of that namespace share. With WhereverAllowed, one informer may have all
+// namespaces.
 //
 // Each namespace is on its own: one in which the identity may not list and watch, or whose informer
 // hangs or fails, delays no other, and its state changes nothing for the objects of the others. A
-// handler of the set is called by one of them at a time. A cluster-scoped kind needs no set: with
-// one, it would have an informer of all objects for each namespace.
+// handler of a set gets one call at a time, whatever the number of namespaces; so a handler that
+// hangs delays the events of all of them.
+//
+// While it is not known which namespaces there are, because they or RBAC cannot be watched, the set
+// stays as it is, and its state says why. A cluster-scoped kind has no sets: with one, it would
+// have an informer of all objects for each namespace.
 type Namespaces struct {
 	kind   members.Kind
 	names  []string        // of a Listed set
@@ -27,21 +32,24 @@ type Namespaces struct {
 }
 
 // InNamespaces returns the set of exactly these namespaces, which need not exist. A permission in
-// each of them suffices, for example a Role.
+// each of them suffices, for example a Role. If NamespaceWatcher of [Options] sees that one of them
+// is deleted, and the identity may not read there any more, handlers receive
+// DeletedFinalStateUnknown for each of its objects that they know. The namespace stays in the set.
 func InNamespaces(names ...string) *Namespaces {
 	return &Namespaces{names: slices.Compact(slices.Sorted(slices.Values(names)))}
 }
 
 // NamespacesWithLabels returns the set of the namespaces whose labels match, now and later. A
 // permission in each of them suffices, for example a Role. The labels are those that
-// [Options].NamespaceWatcher sees or, without one, the cache's own identity, which then needs
-// permission to list and watch namespaces.
+// NamespaceWatcher of [Options] sees or, without one, the cache's own identity, which then needs
+// permission to list and watch namespaces. An empty selector matches every namespace. With one that
+// matches nothing, such as nil or labels.Nothing, Hold and Watch return an error.
 //
 // When a namespace leaves the set, by its labels or because it is deleted, handlers receive
 // DeletedFinalStateUnknown for each of its objects that they know.
 func NamespacesWithLabels(selector labels.Selector) *Namespaces {
 	if selector == nil {
-		selector = labels.Everything()
+		selector = labels.Nothing()
 	}
 	return &Namespaces{kind: members.Labelled, labels: selector}
 }
@@ -49,12 +57,16 @@ func NamespacesWithLabels(selector labels.Selector) *Namespaces {
 // WhereverAllowed returns the set of the namespaces in which the identity may list and watch the
 // kind, now and later. While it may in all namespaces, one informer has all objects. Otherwise each
 // namespace in which a RoleBinding names the identity, or one of its groups, is tried. So the set
-// needs [Options].WatchRBAC or RBACWatcher; without one it is Forbidden unless the identity may
-// list and watch everywhere. It has at most MaxNamespaces of [Options].
+// needs WatchRBAC or RBACWatcher of [Options]; without one it is Forbidden unless the identity may
+// list and watch everywhere. MaxNamespaces of [Options] bounds how many it has.
 //
-// A namespace whose permission is revoked stays in the set, with the state Forbidden. Handlers hear
-// of what changed when access is back. If NamespaceWatcher of [Options] sees that the namespace is
-// deleted, they receive DeletedFinalStateUnknown for each of its objects that they know.
+// A namespace whose permission is revoked stays in the set, with the state Forbidden, so that List
+// fails: see [Handle]. Handlers hear of what changed when access is back. If NamespaceWatcher of
+// [Options] sees that the namespace is deleted, they receive DeletedFinalStateUnknown for each of
+// its objects that they know, and it leaves the set. When a permission for all namespaces is
+// revoked, handlers keep what they know of the namespaces that are not in the set any more.
+//
+// Hold returns an error if the cache's options name namespaces for the kind.
 func WhereverAllowed() *Namespaces { return &Namespaces{kind: members.Allowed} }
 
 // Names returns the namespaces of [InNamespaces], sorted, each once. Names returns nil for other
@@ -66,8 +78,8 @@ func (n *Namespaces) Names() []string {
 	return slices.Clone(n.names)
 }
 
-// Labels returns the selector of [NamespacesWithLabels], nil for other sets.
-func (n *Namespaces) Labels() labels.Selector {
+// LabelSelector returns the selector of [NamespacesWithLabels], nil for other sets.
+func (n *Namespaces) LabelSelector() labels.Selector {
 	if n == nil {
 		return nil
 	}
@@ -85,7 +97,7 @@ func (n *Namespaces) String() string {
 	case n.kind == members.Allowed:
 		return "wherever allowed"
 	case n.kind == members.Labelled && n.labels.Empty():
-		return "with any labels"
+		return "with or without labels"
 	case n.kind == members.Labelled:
 		return "with the labels " + labelKey(n.labels)
 	}

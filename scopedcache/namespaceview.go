@@ -1,13 +1,11 @@
 package scopedcache
 
 import (
-	"context"
 	"maps"
 	"slices"
 	"sync"
 
 	"github.com/pkg/errors"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
 	toolscache "k8s.io/client-go/tools/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -17,15 +15,18 @@ import (
 // reads the informer's store, and uses events only to learn that something has changed: events may
 // be older than the store.
 type namespaceView struct {
+	shown func(error) error // what may be said of a reason
+
 	mu      sync.Mutex
 	entry   *entry                  // guarded by mu
 	known   bool                    // guarded by mu: the informer serves reads
-	reason  error                   // guarded by mu: why not
+	failing bool                    // guarded by mu: what it serves may be old
+	reason  error                   // guarded by mu: why it does not serve reads
 	queries map[*nameQuery]struct{} // guarded by mu
 }
 
-func newNamespaceView() *namespaceView {
-	return &namespaceView{reason: errNotYet, queries: map[*nameQuery]struct{}{}}
+func newNamespaceView(shown func(error) error) *namespaceView {
+	return &namespaceView{shown: shown, reason: errNotYet, queries: map[*nameQuery]struct{}{}}
 }
 
 // nameQuery asks a view for the namespaces with some labels.
@@ -38,11 +39,9 @@ type nameQuery struct {
 	found map[string]struct{} // guarded by view.mu
 }
 
-// begin makes the view follow the namespaces in a scope, until the handle is released.
-func (v *namespaceView) begin(s *scopedCache, scope Scope, holder string) (*Handle, error) {
-	namespace := &metav1.PartialObjectMetadata{}
-	namespace.SetGroupVersionKind(namespaceKind)
-	handle, err := s.Hold(context.Background(), namespace, scope, HoldOptions{Name: holder})
+// begin makes the view follow the namespaces in a scope, until release is called.
+func (v *namespaceView) begin(s *scopedCache, scope Scope, holder string) (release func(), err error) {
+	handle, err := s.holdScope(s.env.namespaces, scope, HoldOptions{Name: holder})
 	if err != nil {
 		return nil, err
 	}
@@ -50,24 +49,28 @@ func (v *namespaceView) begin(s *scopedCache, scope Scope, holder string) (*Hand
 	v.mu.Lock()
 	v.entry = e
 	v.mu.Unlock()
-	changed := func(object any) { v.look(object) }
-	_, err = e.add(s.user, toolscache.ResourceEventHandlerFuncs{
-		AddFunc:    changed,
+	registration, err := e.add(s.user, toolscache.ResourceEventHandlerFuncs{
+		AddFunc:    v.look,
 		UpdateFunc: func(_, object any) { v.look(object) },
-		DeleteFunc: changed,
-	}, toolscache.HandlerOptions{}, func() {})
+		DeleteFunc: v.look,
+	}, toolscache.HandlerOptions{}, registrationEvents{})
 	if err != nil {
 		handle.Release()
 		return nil, err
 	}
 	e.observe(handle, v.stateChanged)
-	return handle, nil
+	return func() {
+		_ = e.remove(registration) // fails only for another informer's handler
+		handle.Release()
+	}, nil
 }
 
 // stateChanged looks at all namespaces when the informer begins to serve reads.
 func (v *namespaceView) stateChanged(now ScopeState) {
 	v.mu.Lock()
-	switch running := v.entry.current.Load(); {
+	running := v.entry.current.Load()
+	v.failing = now.State != StateSynced
+	switch {
 	case now.State == StateFailing && v.known:
 		v.mu.Unlock()
 		return // with the last known namespaces
@@ -76,8 +79,10 @@ func (v *namespaceView) stateChanged(now ScopeState) {
 		for query := range v.queries {
 			query.lookLocked(running)
 		}
-	case now.State != StateSyncing:
-		v.known, v.reason = false, now.LastError
+	case now.State == StateFailing:
+		v.known, v.reason = false, &notYetError{v.shown(now.LastError)}
+	case now.LastError != nil:
+		v.known, v.reason = false, v.shown(now.LastError)
 	default:
 		v.known, v.reason = false, errNotYet
 	}
@@ -142,7 +147,7 @@ func (v *namespaceView) has(name string) (exists, known bool) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	running := v.entry.current.Load()
-	if !v.known || running == nil {
+	if !v.known || v.failing || running == nil {
 		return false, false
 	}
 	_, exists = labelsOf(running, name)
@@ -194,9 +199,10 @@ func (q *nameQuery) stop() {
 		return
 	}
 	q.view.mu.Lock()
+	_, asks := q.view.queries[q]
 	delete(q.view.queries, q)
 	q.view.mu.Unlock()
-	if q.release != nil {
+	if asks && q.release != nil {
 		q.release()
 	}
 }

@@ -35,7 +35,7 @@ type NamespaceWatcher struct {
 // does no I/O.
 func NewNamespaceWatcher(config *rest.Config, opts cache.Options, options Options) (*NamespaceWatcher, error) {
 	options.setDefaults()
-	w := &NamespaceWatcher{logger: options.Logger, view: newNamespaceView()}
+	w := &NamespaceWatcher{logger: options.Logger, view: newNamespaceView(func(error) error { return errNotOurs })}
 	var err error
 	w.cache, err = newScopedCache(config,
 		cache.Options{
@@ -50,6 +50,7 @@ func NewNamespaceWatcher(config *rest.Config, opts cache.Options, options Option
 			Username:             options.Username,
 			HideServerMessages:   options.HideServerMessages,
 			Logger:               options.Logger.WithValues("for", "namespaces").V(1),
+			noHints:              true,
 			OnStateChange:        w.observe,
 		})
 	if err != nil {

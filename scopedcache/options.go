@@ -126,6 +126,8 @@ type Options struct {
 	// objects: a scope began or ended, has another state, or has another holder. Calls come from any
 	// goroutine. OnScopesChange must not block, and must not call the cache.
 	OnScopesChange func()
+
+	noHints bool // errors do not say how callers could read what the identity may
 }
 
 func (o *Options) setDefaults() {

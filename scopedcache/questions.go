@@ -35,6 +35,7 @@ func (r *run) review(ctx context.Context, e monitor.AskReview) (answer monitor.R
 	ctx, span := r.startSpan(ctx, tracing.AccessReview)
 	defer func() { tracing.End(span, reviewResults[answer.Verdict], answer.Verdict != monitor.Allowed) }()
 	q := r.entry.selection.question(e.Mapping)
+	q.Hint = !r.entry.env.options.noHints && !r.entry.isTried()
 	verdict, err := r.entry.env.reviewer.Review(ctx, q, e.Verbs...)
 	if verdict.IsDenial() && e.OrListOnly {
 		if v, err := r.entry.env.reviewer.Review(ctx, q, "list"); !v.IsDenial() {

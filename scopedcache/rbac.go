@@ -86,6 +86,7 @@ func NewRBACWatcher(config *rest.Config, opts cache.Options, options Options) (*
 			Mapper:           opts.Mapper,
 			DefaultTransform: onlyRBAC,
 		}, Options{
+			noHints:              true,
 			AccessReviewInterval: options.AccessReviewInterval,
 			ReadTimeout:          options.ReadTimeout,
 			Username:             options.Username,
@@ -119,11 +120,12 @@ func NewRBACWatcher(config *rest.Config, opts cache.Options, options Options) (*
 		if err != nil {
 			return nil, err
 		}
-		_, err = handle.AddEventHandler(toolscache.ResourceEventHandlerFuncs{
+		e := handle.held.(heldScope).entry()
+		_, err = e.add(result.cache.user, toolscache.ResourceEventHandlerFuncs{
 			AddFunc:    result.set,
 			UpdateFunc: func(_, object any) { result.set(object) },
 			DeleteFunc: result.remove,
-		})
+		}, toolscache.HandlerOptions{}, registrationEvents{delivered: func() { result.delivered(e.selection.kind.gvk) }})
 		if err != nil {
 			return nil, err
 		}

@@ -5,6 +5,7 @@ import (
 	"slices"
 	"time"
 
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/utils/ptr"
 
 	"github.com/latchkey-dev/latchkey/scopedcache/internal/monitor"
@@ -17,7 +18,8 @@ const watchedKinds = 4
 type watchedKind struct {
 	current      bool      // it was synced, and nothing but failures has come since
 	failingSince time.Time // zero if it does not fail
-	reason       error     // why it cannot be watched; nil if it can
+	reason       error     // why it cannot be watched, or fails; nil if it is
+	indexed      bool      // the index has had all objects of the informer, and what came since
 }
 
 // record records the state of the watch of a kind.
@@ -27,9 +29,9 @@ func (e *RBACWatcher) record(state ScopeState) {
 	before := kind.reason
 	switch state.State {
 	case StateSynced:
-		kind = watchedKind{current: true}
+		kind = watchedKind{current: true, indexed: kind.indexed}
 	case StateFailing:
-		kind.failingSince = state.Since
+		kind.failingSince, kind.reason = state.Since, state.LastError
 	default:
 		kind = watchedKind{reason: state.LastError}
 	}
@@ -40,6 +42,19 @@ func (e *RBACWatcher) record(state ScopeState) {
 	}
 	e.mu.Unlock()
 	e.update()
+	for _, listener := range listeners {
+		listener.watched()
+	}
+}
+
+// delivered records that the index has all objects of a kind's informer.
+func (e *RBACWatcher) delivered(gvk schema.GroupVersionKind) {
+	e.mu.Lock()
+	kind := e.kinds[gvk]
+	kind.indexed = true
+	e.kinds[gvk] = kind
+	listeners := slices.Collect(maps.Keys(e.listeners))
+	e.mu.Unlock()
 	for _, listener := range listeners {
 		listener.watched()
 	}

@@ -116,7 +116,7 @@ func (r *reader) note(ctx context.Context, from *informer) {
 // ready returns the informer that serves a namespace if it can serve reads at once, else nil. The
 // informer is that of the namespace or, if there is no such scope, of all namespaces.
 func (k *kind) ready(namespace string) *informer {
-	if e := k.only.Load(); e != nil {
+	if e := k.only.Load(); e != nil && !e.onlyTried() {
 		e.markRead()
 		return e.current.Load()
 	}
@@ -131,13 +131,13 @@ func (k *kind) ready(namespace string) *informer {
 // unselected returns the scope without selectors that serves a namespace, nil if there is none.
 func (k *kind) unselected(namespace string) *entry {
 	existing, ok := k.entries.Load(namespace)
-	if !ok && len(k.config.namespaces) == 0 {
-		existing, ok = k.entries.Load(metav1.NamespaceAll)
+	if ok {
+		return existing.(*entry)
 	}
-	if !ok {
-		return nil
+	if everywhere := k.everywhere(); everywhere != nil && len(k.config.namespaces) == 0 {
+		return everywhere
 	}
-	return existing.(*entry)
+	return nil
 }
 
 // markRead records that a read uses the scope.
@@ -256,7 +256,7 @@ func (r *reader) awaitUnselected(ctx context.Context, k *kind, namespace string)
 // awaitAllNamespaces waits for the informer of all namespaces. awaitAllNamespaces returns nil
 // without an error if that informer is Forbidden, or if PerNamespace is set and there is none.
 func (r *reader) awaitAllNamespaces(ctx context.Context, k *kind) (*informer, error) {
-	if _, exists := k.entries.Load(metav1.NamespaceAll); !exists && r.env.options.PerNamespace {
+	if k.everywhere() == nil && r.env.options.PerNamespace {
 		return nil, nil
 	}
 	running, err := r.awaitEntry(ctx, k, Scope{})

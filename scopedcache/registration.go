@@ -12,24 +12,31 @@ import (
 
 // registration is an event handler of a scope. A registration outlives the informers that feed it.
 type registration struct {
-	entry     *entry
-	feed      *replay.Feed
-	options   toolscache.HandlerOptions
-	done      latch.Latch // opened by settle
-	onSettled func()
+	entry   *entry
+	feed    *replay.Feed
+	options toolscache.HandlerOptions
+	done    latch.Latch // opened by settle
+	events  registrationEvents
 
 	inner toolscache.ResourceEventHandlerRegistration // guarded by entry.mu: at the running informer
 }
 
+// registrationEvents are called when something becomes of a registration. They may be nil, and must
+// not block.
+type registrationEvents struct {
+	settled   func() // once: the handler has all objects, or there are none to deliver
+	delivered func() // for each informer: the handler has all of its objects
+}
+
 // add registers a handler for a user, and feeds it if an informer runs.
 func (s *entry) add(u *user, handler toolscache.ResourceEventHandler, options toolscache.HandlerOptions,
-	settled func()) (*registration, error) {
+	events registrationEvents) (*registration, error) {
 	var feeding replay.Options
 	if resumed, ok := handler.(replay.ResumedHandler); ok {
 		handler, feeding = resumed.ResourceEventHandler, resumed.Options
 	}
 	feed := replay.New(handler, s.selection.kind.example, feeding)
-	r := &registration{entry: s, feed: feed, options: options, onSettled: settled}
+	r := &registration{entry: s, feed: feed, options: options, events: events}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.gone.IsOpen() {
@@ -54,8 +61,8 @@ func (s *entry) add(u *user, handler toolscache.ResourceEventHandler, options to
 
 // settle records that the handler has received all objects, or that there are none to deliver.
 func (r *registration) settle() {
-	if r.done.Open() {
-		r.onSettled()
+	if r.done.Open() && r.events.settled != nil {
+		r.events.settled()
 	}
 }
 
@@ -88,6 +95,9 @@ func (r *registration) attachLocked(i *informer) error {
 		case <-inner.HasSyncedChecker().Done():
 			source.EmitMissingDeletes(i.has)
 			r.settle()
+			if r.events.delivered != nil {
+				r.events.delivered()
+			}
 		case <-source.Superseded():
 		case <-i.life.Done():
 		}

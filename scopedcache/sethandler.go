@@ -89,8 +89,8 @@ func (h *setHandler) do(effect members.Effect) {
 func (h *setHandler) feed(namespace string) error {
 	feeding := h.feeding
 	feeding.Seen = h.take(namespace)
-	r, err := h.set.held[namespace].add(h.set.user,
-		replay.ResumedHandler{ResourceEventHandler: h.handler, Options: feeding}, h.options, h.set.poke)
+	handler := replay.ResumedHandler{ResourceEventHandler: h.handler, Options: feeding}
+	r, err := h.set.held[namespace].add(h.set.user, handler, h.options, registrationEvents{settled: h.set.poke})
 	if err != nil {
 		h.put(feeding.Seen)
 		return err

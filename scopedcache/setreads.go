@@ -2,6 +2,7 @@ package scopedcache
 
 import (
 	"context"
+	"slices"
 	"time"
 
 	"github.com/pkg/errors"
@@ -48,26 +49,27 @@ func (s *namespaceSet) released(trying string) error {
 }
 
 // awaitDecided waits until it is known which namespaces are in the set, or that this cannot be
-// known now.
-func (s *namespaceSet) awaitDecided(ctx context.Context) error {
-	if err := s.user.check(); err != nil {
-		return err
-	}
+// known now, and returns the informers whose objects are those of the set. It returns none without
+// an error if there are none.
+func (s *namespaceSet) awaitDecided(ctx context.Context) ([]*entry, error) {
 	for {
 		s.mu.Lock()
-		ended, decided, changed := s.ended, s.decidedLocked(), s.changed
+		ended, decided, changed := s.ended, s.decided, s.changed
 		s.mu.Unlock()
 		if ended {
-			return s.released("reading")
+			return nil, s.released("reading")
 		}
-		if decided {
-			return nil
+		now, entries := s.summary((*entry).snapshotOfState), s.membersNow()
+		if decided && (len(entries) > 0 || now.State == StateSynced) {
+			return entries, nil
+		}
+		if decided && now.LastError != nil && now.State != StateFailing {
+			return nil, now.LastError
 		}
 		select {
 		case <-changed:
 		case <-ctx.Done():
-			now := s.state(s.holder)
-			return &NotSyncedError{
+			return nil, &NotSyncedError{
 				GVK:   now.GVK,
 				Scope: now.Scope,
 				State: now.State,
@@ -76,9 +78,16 @@ func (s *namespaceSet) awaitDecided(ctx context.Context) error {
 				Cause: context.Cause(ctx),
 			}
 		case <-s.user.stopped():
-			return s.user.stopError()
+			return nil, s.user.stopError()
 		}
 	}
+}
+
+// hasLeft reports whether a read ended because its informer did, and the set did not.
+func (s *namespaceSet) hasLeft(err error) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return errors.Is(err, ErrReleased) && !s.ended
 }
 
 // reader implements held. A namespace that is not in the set has no objects there, unless the
@@ -89,73 +98,88 @@ func (s *namespaceSet) reader(ctx context.Context, namespace string) (client.Rea
 	}
 	ctx, cancel := s.user.withReadTimeout(ctx)
 	defer cancel()
-	if err := s.awaitDecided(ctx); err != nil {
-		return nil, err
-	}
-	for _, e := range s.membersNow() {
-		if own := e.selection.scope.Namespace; own != members.All && own != namespace {
+	for {
+		entries, err := s.awaitDecided(ctx)
+		if err != nil {
+			return nil, err
+		}
+		at := slices.IndexFunc(entries, func(e *entry) bool {
+			own := e.selection.scope.Namespace
+			return own == members.All || own == namespace
+		})
+		if at < 0 {
+			return s.outside(namespace)
+		}
+		running, err := entries[at].await(ctx, s.user)
+		if s.hasLeft(err) {
 			continue
 		}
-		running, err := e.await(ctx, s.user)
 		if err != nil {
 			return nil, err
 		}
 		return running, nil
 	}
+}
+
+// outside returns the reader of a namespace that is not in the set.
+func (s *namespaceSet) outside(namespace string) (client.Reader, error) {
 	now := s.summary((*entry).snapshotOfState)
-	switch {
-	case s.scope.Namespaces.kind == members.Listed:
+	switch s.scope.Namespaces.kind {
+	case members.Listed:
 		return nil, errors.Errorf("the handle is of %s in %s, and not in %q", s.kind.gvk, s.scope.place(), namespace)
-	case s.scope.Namespaces.kind == members.Allowed:
+	case members.Allowed:
 		return nil, s.notAllowed(now, namespace)
-	case now.State != StateSynced && isAboutNames(now.LastError):
+	}
+	if lacks := (*PartialError)(nil); errors.As(now.LastError, &lacks) && lacks.NamespacesErr != nil {
 		return nil, now.LastError
 	}
 	return nothing{s.kind}, nil
 }
 
 // readers implements held.
-func (s *namespaceSet) readers(ctx context.Context) (readers []client.Reader, err error) {
+func (s *namespaceSet) readers(ctx context.Context) ([]client.Reader, error) {
 	if err := s.user.check(); err != nil {
 		return nil, err
 	}
 	ctx, cancel := s.user.withReadTimeout(ctx) // for all together
 	defer cancel()
-	if err := s.awaitDecided(ctx); err != nil {
-		return nil, err
+	for {
+		entries, err := s.awaitDecided(ctx)
+		if err != nil {
+			return nil, err
+		}
+		if readers, err := s.readersOf(ctx, entries); !s.hasLeft(err) {
+			return readers, err
+		}
 	}
-	entries := s.membersNow()
+}
+
+// readersOf returns the readers of all informers, or a PartialError.
+func (s *namespaceSet) readersOf(ctx context.Context, entries []*entry) (readers []client.Reader, err error) {
 	problem := &PartialError{Of: len(entries)}
 	for _, e := range entries {
 		running, err := e.await(ctx, s.user)
-		if err != nil && !isUnreadable(err) {
-			return nil, err
-		}
-		if err != nil {
+		switch {
+		case err == nil:
+			readers = append(readers, running)
+		case s.isAllowed() && e.isDenied():
+			problem.Of-- // it was only tried
+		case isUnreadable(err):
 			member := e.snapshotOfState()
 			member.LastError = err
 			problem.Members = append(problem.Members, member)
-			continue
+		default:
+			return nil, err
 		}
-		readers = append(readers, running)
 	}
 	now := s.summary((*entry).snapshotOfState)
-	if len(entries) == 0 && now.State != StateSynced {
-		return nil, now.LastError
+	if lacks := (*PartialError)(nil); errors.As(now.LastError, &lacks) {
+		problem.NamespacesErr, problem.LeftOut = lacks.NamespacesErr, lacks.LeftOut
 	}
-	if known := (*PartialError)(nil); errors.As(now.LastError, &known) {
-		problem.Unknown, problem.Beyond = known.Unknown, known.Beyond
-	}
-	if len(problem.Members) > 0 || problem.Unknown != nil || problem.Beyond > 0 {
+	if len(problem.Members) > 0 || problem.NamespacesErr != nil || problem.LeftOut > 0 {
 		return nil, problem
 	}
 	return readers, nil
-}
-
-// isAboutNames reports whether an error says why the namespaces of a set are not known.
-func isAboutNames(err error) bool {
-	partial := (*PartialError)(nil)
-	return errors.As(err, &partial) && partial.Unknown != nil
 }
 
 // isUnreadable reports whether an error is about the scope, and not about the read.
@@ -249,21 +273,18 @@ func (s *namespaceSet) Get(ctx context.Context, key client.ObjectKey, object cli
 }
 
 // notAllowed returns the error of a read in a namespace in which the identity may not list and
-// watch.
+// watch, or that is left out.
 func (s *namespaceSet) notAllowed(now ScopeState, namespace string) error {
 	s.mu.Lock()
-	e := s.held[namespace]
-	if e == nil {
-		e = s.held[members.All]
-	}
+	tried, all, leftOut := s.held[namespace], s.held[members.All], s.leftOut
 	s.mu.Unlock()
-	if e != nil {
-		if tried := e.snapshotOfState(); tried.LastError != nil {
-			return tried.LastError
-		}
-	}
-	if now.LastError != nil {
+	switch {
+	case tried != nil && tried.snapshotOfState().LastError != nil:
+		return tried.snapshotOfState().LastError
+	case now.LastError != nil && leftOut > 0:
 		return now.LastError
+	case all != nil && all.snapshotOfState().LastError != nil:
+		return all.snapshotOfState().LastError
 	}
 	return errors.Errorf("the handle is of %s in %s, and not in %q now", s.kind.gvk, s.scope.place(), namespace)
 }

@@ -3,6 +3,7 @@ package scopedcache
 import (
 	"slices"
 	"sync"
+	"time"
 
 	"github.com/pkg/errors"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -54,47 +55,58 @@ func (s *namespaceSet) summary(of func(*entry) ScopeState) ScopeState {
 	for _, name := range s.machine.Members(s.informersLocked()) {
 		entries = append(entries, s.held[name])
 	}
-	all, unknown, beyond, since := s.held[members.All], s.unknown, s.beyond, s.knownSince
-	whole, decided := s.machine.Feeds(members.All), s.decidedLocked()
+	all, whole, decided, since := s.held[members.All], s.machine.Feeds(members.All), s.decided, s.knownSince
+	lacks := &PartialError{NamespacesErr: s.unknown, LeftOut: s.leftOut, Kept: s.kept, Of: len(entries)}
 	s.mu.Unlock()
+	if whole || len(entries) == 0 && all != nil {
+		return s.summaryOfAll(of(all), decided || whole, lacks)
+	}
 	states := make([]ScopeState, len(entries))
 	for i, e := range entries {
 		states[i] = of(e)
-	}
-	if whole || len(states) == 0 && all != nil { // the informer of all namespaces says how it is
-		now := of(all)
-		if now.Scope = s.scope; !decided {
-			now.State, now.LastError = StateSyncing, nil
-		} else if unknown != nil && now.State == StateForbidden {
-			now.LastError = errors.WithMessage(now.LastError, unknown.Error())
-		}
-		return now
 	}
 	summary := Summarize(s.scope, states)
 	summary.GVK, summary.Representation = s.kind.gvk, s.kind.representation
 	if len(states) == 0 {
 		summary.Since = since
 	}
-	if unknown == nil && beyond == 0 {
+	if lacks.NamespacesErr == nil && lacks.LeftOut == 0 && lacks.Kept == 0 {
 		return summary
 	}
-	partial := &PartialError{Of: len(states), Unknown: unknown, Beyond: beyond}
 	if known := (*PartialError)(nil); errors.As(summary.LastError, &known) {
-		partial.Members = known.Members
+		lacks.Members = known.Members
 	}
 	switch {
 	case len(states) > 0 && summary.State == StateSynced:
 		summary.State = StatePartial
-	case len(states) == 0 && errors.Is(unknown, errNotYet):
+	case len(states) > 0:
+	case isOnlyNotYet(lacks.NamespacesErr):
 		summary.State = StateSyncing
 		return summary
-	case len(states) == 0 && apierrors.IsForbidden(unknown):
+	case apierrors.IsForbidden(lacks.NamespacesErr):
 		summary.State = StateForbidden
-	case len(states) == 0:
+	default:
 		summary.State = StateFailing
 	}
-	summary.LastError = partial
+	summary.LastError = lacks
 	return summary
+}
+
+// summaryOfAll returns the state of a set of which the informer of all namespaces says how it is.
+func (s *namespaceSet) summaryOfAll(now ScopeState, decided bool, lacks *PartialError) ScopeState {
+	now.Scope = s.scope
+	switch {
+	case now.State == StateForbidden && !decided && isOnlyNotYet(lacks.NamespacesErr),
+		now.State == StateForbidden && !decided && lacks.NamespacesErr == nil:
+		now.State, now.LastError = StateSyncing, nil // it is not known yet where else
+	case now.State == StateForbidden && lacks.NamespacesErr != nil:
+		now.LastError = errors.WithMessage(now.LastError, lacks.NamespacesErr.Error())
+	case now.State == StateForbidden && lacks.LeftOut > 0:
+		now.LastError = errors.WithMessage(now.LastError, lacks.Error())
+	case now.State == StateSynced && !decided:
+		now.State = StateSyncing // it does not feed yet
+	}
+	return now
 }
 
 // setObserver reports the states of a set's members and of the set, one call at a time.
@@ -117,22 +129,31 @@ func (o *setObserver) member(now ScopeState) {
 	if o.set.shows(now) {
 		o.members[now.Scope.Namespace] = struct{}{}
 		o.observe(now)
+	} else {
+		o.leftLocked(now.Scope.Namespace)
 	}
 	o.setLocked()
 }
 
 // left reports that a namespace is no longer in the set, if its states were reported.
-func (o *setObserver) left(e *entry) {
+func (o *setObserver) left(namespace string) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	namespace := e.selection.scope.Namespace
+	o.leftLocked(namespace)
+}
+
+func (o *setObserver) leftLocked(namespace string) {
 	if _, reported := o.members[namespace]; !reported || o.set.holder.dead.Load() {
 		return
 	}
 	delete(o.members, namespace)
-	state := e.snapshotOfState()
-	state.State, state.LastError = StateLeft, nil
-	o.observe(state)
+	o.observe(ScopeState{
+		GVK:            o.set.kind.gvk,
+		Representation: o.set.kind.representation,
+		Scope:          o.set.scope.in(namespace),
+		State:          StateLeft,
+		Since:          time.Now(),
+	})
 }
 
 // update reports the state of the set, if it has changed.

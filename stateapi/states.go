@@ -16,7 +16,6 @@ import (
 
 	"github.com/latchkey-dev/latchkey/clustercache"
 	"github.com/latchkey-dev/latchkey/internal/connstate"
-	"github.com/latchkey-dev/latchkey/scopedcache"
 	"github.com/latchkey-dev/latchkey/stateapi/apiserver"
 	"github.com/latchkey-dev/latchkey/stateapi/v1alpha1"
 )
@@ -48,14 +47,17 @@ func connectionOf(state clustercache.ConnectionState) *v1alpha1.Connection {
 		}
 	}
 	for _, watch := range state.Watches {
-		c.Status.Watches = append(c.Status.Watches, v1alpha1.WatchStatus{
+		status := v1alpha1.WatchStatus{
 			Name:       watch.Name,
 			Selection:  selectionOf(watch.Kind, watch.Scope),
 			Namespaces: watch.Scope.Namespaces.Names(),
 			Dependents: watch.Dependents,
-
-			NamespaceSet: namespaceSet(watch.Scope.Namespaces),
-		})
+		}
+		if selector := watch.Scope.Namespaces.LabelSelector(); selector != nil {
+			status.NamespaceSelector = new(selector.String())
+		}
+		status.WhereverAllowed = watch.Scope.Namespaces != nil && status.Namespaces == nil && status.NamespaceSelector == nil
+		c.Status.Watches = append(c.Status.Watches, status)
 	}
 	for _, scope := range state.Scopes {
 		if scope.State == clustercache.StateForbidden {
@@ -64,14 +66,6 @@ func connectionOf(state clustercache.ConnectionState) *v1alpha1.Connection {
 	}
 	c.Status.Conditions = conditionsOf(state, c.Status)
 	return c
-}
-
-// namespaceSet says what decides which namespaces are in a set that does not list them.
-func namespaceSet(namespaces *scopedcache.Namespaces) string {
-	if namespaces.Names() != nil {
-		return ""
-	}
-	return namespaces.String()
 }
 
 type connectionColumn = apiserver.Column[*v1alpha1.Connection]

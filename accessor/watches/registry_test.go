@@ -18,6 +18,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
@@ -878,6 +879,9 @@ func TestOnErrorOfASet(t *testing.T) {
 		next := connect(r, 2)
 		synctest.Wait()
 		next.informer("ConfigMap/").observe(scopedcache.ScopeState{Scope: a, State: scopedcache.StateSynced})
+		synctest.Wait()
+		hold <- struct{}{} // for the call that was first
+		synctest.Wait()
 		close(hold)
 		synctest.Wait()
 		g.Expect(received[4:]).To(Equal([]string{"namespace a: Forbidden", "namespace a: Synced"}))
@@ -886,6 +890,53 @@ func TestOnErrorOfASet(t *testing.T) {
 		g.Expect(r.Watch(t.Context(), next, NewWatcher(options))).To(MatchError(ContainSubstring("has no namespaces")))
 		conn.disconnect(r)
 		next.disconnect(r)
+	})
+}
+
+// Of a set that changes, OnError hears that a namespace has left if it knows of an error there.
+func TestOnErrorOfASetThatChanges(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		g := NewWithT(t)
+		r := newRegistry()
+		conn := connect(r, 1)
+		defer conn.disconnect(r)
+		var received []string
+		g.Expect(r.Watch(t.Context(), conn, NewWatcher(watcherOptions{
+			Name:         "w",
+			Watcher:      &ctl{},
+			Kind:         &corev1.ConfigMap{},
+			EventHandler: onAdd(nothing),
+			Scope:        scopedcache.Scope{Namespaces: scopedcache.NamespacesWithLabels(labels.Everything())},
+			OnError: func(_ context.Context, err WatchError) {
+				received = append(received, fmt.Sprintf("%s: %s %v", err.Scope, err.State, err.Err))
+			},
+		}))).To(Succeed())
+		observe, denied := conn.informer("ConfigMap/").observe, errors.New("denied")
+		a, b := scopedcache.Scope{Namespace: "a"}, scopedcache.Scope{Namespace: "b"}
+		for _, state := range []scopedcache.ScopeState{
+			{Scope: a, State: scopedcache.StateSynced},
+			{Scope: b, State: scopedcache.StateForbidden, LastError: denied},
+			{Scope: a, State: scopedcache.StateLeft},
+			{Scope: b, State: scopedcache.StateLeft},
+			{Scope: a, State: scopedcache.StateSynced},
+			{Scope: a, State: scopedcache.StateForbidden, LastError: denied},
+			{Scope: b, State: scopedcache.StateForbidden, LastError: denied},
+		} {
+			observe(state)
+			synctest.Wait()
+		}
+		g.Expect(received).To(Equal([]string{"namespace b: Forbidden denied", "namespace b: Left <nil>",
+			"namespace a: Forbidden denied", "namespace b: Forbidden denied"}))
+		last := connect(r, 2)
+		defer last.disconnect(r)
+		synctest.Wait()
+		last.informer("ConfigMap/").observe(scopedcache.ScopeState{
+			Scope:     b,
+			State:     scopedcache.StateForbidden,
+			LastError: denied,
+		})
+		synctest.Wait()
+		g.Expect(received[4:]).To(Equal([]string{"namespace a: Left <nil>"}), "b is as it was")
 	})
 }
 

@@ -92,6 +92,7 @@ type watch struct {
 	// The last states that OnError received, and the next ones. A set of namespaces has one, and each
 	// of its members, too.
 	reported, pending []scopedcache.ScopeState // guarded by mu
+	reportedBy        int64                    // guarded by mu; the epoch of the connection of the latest state
 	reporter          Connection               // guarded by mu; the connection whose goroutine calls OnError
 }
 
@@ -290,10 +291,28 @@ func (w *watch) observer(conn Connection) func(scopedcache.ScopeState) {
 		if w.reporter != nil && w.reporter != conn {
 			w.pending = nil // of an earlier connection
 		}
+		if w.reportedBy != conn.Epoch() {
+			w.reportedBy = conn.Epoch()
+			w.leaveAllLocked()
+		}
 		w.pending = put(w.pending, state)
 		if w.reporter != conn {
 			w.reporter = conn
 			conn.Go(func() { w.reportAll(conn) })
+		}
+	}
+}
+
+// leaveAllLocked reports that the namespaces with an error have left, if the set may have others in
+// the next connection. Those that it still has are reported again. The caller holds mu.
+func (w *watch) leaveAllLocked() {
+	if w.scope.Namespaces == nil || w.scope.Namespaces.Names() != nil {
+		return
+	}
+	for _, state := range w.reported {
+		if state.Scope.Namespaces == nil {
+			state.State = scopedcache.StateLeft
+			w.pending = put(w.pending, state)
 		}
 	}
 }
@@ -325,9 +344,17 @@ func (w *watch) report(conn Connection, state scopedcache.ScopeState) {
 			Scope:     scope,
 			Identity:  conn.Identity(),
 			State:     state.State,
-			Err:       state.LastError,
+			Err:       errorOf(state),
 		})
 	})
+}
+
+// errorOf returns why the state is what it is.
+func errorOf(state scopedcache.ScopeState) error {
+	if state.State == scopedcache.StateLeft {
+		return nil
+	}
+	return state.LastError
 }
 
 // nextReport takes a pending state, nil if the goroutine of conn has nothing more to report. news

@@ -127,6 +127,13 @@ func (f *Feed) HandOver() (seen Seen, latest string) {
 	return maps.Clone(f.missing), f.latest
 }
 
+// Latest returns the latest resource version that the handler has received, as HandOver does.
+func (f *Feed) Latest() string {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.latest
+}
+
 // endLocked moves the objects that the handler received from the source to the missing objects.
 func (f *Feed) endLocked() {
 	if f.source == nil {
@@ -247,7 +254,8 @@ func (s *Source) recordLocked(object any) (deletion *toolscache.DeletedFinalStat
 	}
 	delete(s.feed.missing, key)
 	if previous.uid == received.GetUID() {
-		return nil, !previous.current || previous.resourceVersion != received.GetResourceVersion()
+		return nil, !previous.current || Later(previous.resourceVersion, received.GetResourceVersion()) !=
+			previous.resourceVersion
 	}
 	gone := previous.lastKnown(s.feed.example, key)
 	return &gone, true
@@ -260,8 +268,12 @@ func (f *Feed) noteLocked(received client.Object) {
 	}
 }
 
-// Later returns the later of two resource versions, the second if they cannot be compared.
+// Later returns the later of two resource versions, the second if they cannot be compared. An empty
+// one is earlier than any.
 func Later(one, other string) string {
+	if other == "" {
+		return one
+	}
 	if order, err := resourceversion.CompareResourceVersion(one, other); err == nil && order > 0 {
 		return one
 	}

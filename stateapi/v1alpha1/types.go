@@ -144,10 +144,12 @@ type WatchStatus struct {
 	// +optional
 	// +listType=atomic
 	Namespaces []string `json:"namespaces,omitempty"`
-	// What decides which namespaces are in the set, if they are not listed: "with the labels team=a",
-	// or "wherever allowed".
+	// Selector of the labels of the namespaces, if the watch has such a set.
 	// +optional
-	NamespaceSet string `json:"namespaceSet,omitempty"`
+	NamespaceSelector *string `json:"namespaceSelector,omitempty"`
+	// Whether the namespaces are those in which the identity may list and watch the kind.
+	// +optional
+	WhereverAllowed bool `json:"whereverAllowed,omitempty"`
 	// UIDs of the objects that need the watch.
 	// +optional
 	// +listType=atomic

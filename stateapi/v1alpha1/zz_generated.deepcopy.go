@@ -307,6 +307,11 @@ func (in *WatchStatus) DeepCopyInto(out *WatchStatus) {
 		*out = make([]string, len(*in))
 		copy(*out, *in)
 	}
+	if in.NamespaceSelector != nil {
+		in, out := &in.NamespaceSelector, &out.NamespaceSelector
+		*out = new(string)
+		**out = **in
+	}
 	if in.Dependents != nil {
 		in, out := &in.Dependents, &out.Dependents
 		*out = make([]types.UID, len(*in))

@@ -732,10 +732,17 @@ func schema_latchkey_dev_latchkey_stateapi_v1alpha1_WatchStatus(ref common.Refer
 							},
 						},
 					},
-					"namespaceSet": {
+					"namespaceSelector": {
 						SchemaProps: spec.SchemaProps{
-							Description: "What decides which namespaces are in the set, if they are not listed: \"with the labels team=a\", or \"wherever allowed\".",
+							Description: "Selector of the labels of the namespaces, if the watch has such a set.",
 							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"whereverAllowed": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Whether the namespaces are those in which the identity may list and watch the kind.",
+							Type:        []string{"boolean"},
 							Format:      "",
 						},
 					},

@@ -81,6 +81,7 @@ type Question struct {
 	Fields    fields.Selector // as the informer sends them
 	Name      string          // of the object, for a get; empty for all
 	Selection string          // the selectors, for errors; empty if there are none
+	Hint      bool            // errors say how to read where the identity may
 }
 
 // Review reviews all verbs at once. If one verb is denied, the verdict is a denial, whatever the
@@ -199,6 +200,9 @@ func (r *Reviewer) forbidden(ctx context.Context, q Question, verb, reason strin
 		suffix += " with " + q.Selection
 	}
 	suffix += r.serverText(reason)
+	if q.Hint && q.Namespace == "" && q.Mapping.Scope.Name() == meta.RESTScopeNameNamespace {
+		suffix += "; if it may in some namespaces, read and watch there: see scopedcache.WhereverAllowed"
+	}
 	resource := q.Mapping.Resource
 	return untrusted.Error(apierrors.NewForbidden(resource.GroupResource(), "",
 		fmt.Errorf("%s cannot %s resource %q in API group %q%s", identity, verb, resource.Resource, resource.Group, suffix)))

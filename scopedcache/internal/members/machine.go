@@ -23,7 +23,7 @@ const All = ""
 // Config does not change.
 type Config struct {
 	Kind Kind
-	Max  int // how many namespaces an Allowed set has at most
+	Max  int // how many namespaces an Allowed set has at most, without those that are only tried
 }
 
 // Facts are all that is known at a moment.
@@ -40,8 +40,11 @@ type Facts struct {
 	Informers map[string]Informer
 	// Recorded are the namespaces of objects that handlers know and that nothing feeds.
 	Recorded []string
-	// CaughtUp says whether the informer of all namespaces has all that the handlers have received.
-	CaughtUp bool
+	// Follows says whether the informer of all namespaces has what the handlers had received when it
+	// synced, and CaughtUp whether it has all that they have received.
+	Follows, CaughtUp bool
+	// Overdue says that the informer of all namespaces has been taking over for too long.
+	Overdue bool
 }
 
 // names reports whether the namespace is one of Names.
@@ -55,7 +58,11 @@ type Informer struct {
 	Synced    bool // now
 	Forbidden bool // now
 	Served    bool // it has been Synced
+	Behind    bool // it is Synced, and lacks what the handlers have received from others
 }
+
+// denied reports whether there never was permission.
+func (i Informer) denied() bool { return i.Forbidden && !i.Served }
 
 // Do is what to do with a namespace, or with the informer of all namespaces.
 type Do int
@@ -84,6 +91,7 @@ type Effect struct {
 type Machine struct {
 	config  Config
 	held    map[string]bool // whether what is held feeds
+	places  map[string]bool // held namespaces of an Allowed set that count for Max
 	buried  map[string]bool // held namespaces that are gone; they do not feed
 	taking  bool            // the informer of all namespaces takes over; nothing feeds
 	effects []Effect        // of the step
@@ -91,7 +99,7 @@ type Machine struct {
 
 // New returns a machine that holds nothing.
 func New(config Config) Machine {
-	return Machine{config: config, held: map[string]bool{}, buried: map[string]bool{}}
+	return Machine{config: config, held: map[string]bool{}, places: map[string]bool{}, buried: map[string]bool{}}
 }
 
 // TakesOver reports whether handlers wait until Facts.CaughtUp.
@@ -107,24 +115,24 @@ func (m *Machine) Members(informers map[string]Informer) (members []string) {
 		return []string{All}
 	}
 	for _, namespace := range m.namespaces() {
-		if i := informers[namespace]; m.config.Kind != Allowed || !i.Forbidden || i.Served {
+		if i := informers[namespace]; m.config.Kind != Allowed || !i.denied() {
 			members = append(members, namespace)
 		}
 	}
 	return members
 }
 
-// Beyond returns how many namespaces an Allowed set would have if it may have more.
-func (m *Machine) Beyond(facts Facts) (beyond int) {
+// LeftOut returns how many namespaces are not tried because of Max.
+func (m *Machine) LeftOut(facts Facts) (left int) {
 	if m.config.Kind != Allowed || !facts.Known || m.taking || m.held[All] || !facts.Informers[All].Forbidden {
 		return 0
 	}
 	for _, namespace := range facts.Names {
 		if _, held := m.held[namespace]; !held {
-			beyond++
+			left++
 		}
 	}
-	return beyond
+	return left
 }
 
 // Step returns what to do. An Allowed set calls the steps of both of its forms.
@@ -135,11 +143,14 @@ func (m *Machine) Step(facts Facts) []Effect {
 	}
 	if m.config.Kind != Allowed || !m.taking && !m.held[All] {
 		m.leave(facts)
+		m.place(facts)
 		m.join(facts)
-		m.bury(facts)
+		m.feed(facts)
 	}
 	for _, namespace := range facts.Recorded {
-		if _, held := m.held[namespace]; !held && !m.held[All] && !m.taking && m.lost(facts, namespace) {
+		_, held := m.held[namespace]
+		outside := !held && !m.held[All] && !m.taking && m.lost(facts, namespace)
+		if outside || m.buried[namespace] && !m.held[namespace] && facts.Gone[namespace] {
 			m.do(Delete, namespace)
 		}
 	}
@@ -166,16 +177,11 @@ func (m *Machine) choose(facts Facts) {
 		if all.Forbidden {
 			m.do(Keep, All)
 		}
-	case m.taking && !all.Synced: // it did not take over
-		m.taking = false
-		for _, namespace := range m.namespaces() {
-			if !m.buried[namespace] {
-				m.do(Feed, namespace)
-			}
-		}
+	case m.taking && (!all.Synced || facts.Overdue):
+		m.taking = false // and the namespaces feed again
 	case m.taking:
 		m.takeOver(facts)
-	case all.Synced:
+	case all.Synced && facts.Follows:
 		m.taking = true
 		kept := false
 		for _, namespace := range m.namespaces() {
@@ -221,7 +227,29 @@ func (m *Machine) leave(facts Facts) {
 			continue
 		}
 		i := facts.Informers[namespace]
-		if m.config.Kind == Labelled || i.Forbidden && (facts.Gone[namespace] || !i.Served) {
+		if m.config.Kind == Labelled || i.denied() || i.Forbidden && facts.Gone[namespace] {
+			m.release(namespace)
+		}
+	}
+}
+
+// place gives a place to what was tried and is allowed now, while there are places.
+func (m *Machine) place(facts Facts) {
+	if m.config.Kind != Allowed {
+		return
+	}
+	for namespace := range m.places {
+		if facts.Informers[namespace].denied() {
+			delete(m.places, namespace)
+		}
+	}
+	for _, namespace := range m.namespaces() {
+		switch _, held := m.held[namespace]; {
+		case !held: // another one has its place
+		case m.places[namespace] || facts.Informers[namespace].denied():
+		case m.hasPlace(facts):
+			m.places[namespace] = true
+		default:
 			m.release(namespace)
 		}
 	}
@@ -233,23 +261,22 @@ func (m *Machine) join(facts Facts) {
 		return
 	}
 	for _, namespace := range facts.Names {
-		if _, held := m.held[namespace]; held || !m.hasRoom(facts) {
+		if _, held := m.held[namespace]; held || m.config.Kind == Allowed && !m.hasPlace(facts) {
 			continue
 		}
 		m.do(Hold, namespace)
-		m.do(Feed, namespace)
+		m.places[namespace] = m.config.Kind == Allowed
 	}
 }
 
-// hasRoom reports whether one more namespace may be held. A namespace without permission and
+// hasPlace reports whether there is a place for one more namespace. One without permission and
 // without a binding makes room.
-func (m *Machine) hasRoom(facts Facts) bool {
-	held := m.namespaces()
-	if m.config.Kind != Allowed || len(held) < m.config.Max {
+func (m *Machine) hasPlace(facts Facts) bool {
+	if len(m.places) < m.config.Max {
 		return true
 	}
-	for _, namespace := range held {
-		if facts.Informers[namespace].Forbidden && !facts.names(namespace) {
+	for _, namespace := range m.namespaces() {
+		if m.places[namespace] && facts.Informers[namespace].Forbidden && facts.Known && !facts.names(namespace) {
 			m.release(namespace)
 			return true
 		}
@@ -257,17 +284,21 @@ func (m *Machine) hasRoom(facts Facts) bool {
 	return false
 }
 
-// bury makes handlers receive deletions for the objects of held namespaces that are gone, unless an
-// informer delivers them. The informer feeds the handlers again when it may have other objects.
-func (m *Machine) bury(facts Facts) {
+// feed makes informers feed the handlers that may have no more than these. If a namespace is gone,
+// its objects are deleted, unless the informer delivers that.
+func (m *Machine) feed(facts Facts) {
 	for _, namespace := range m.namespaces() {
-		gone := facts.Gone[namespace] && facts.Informers[namespace].Forbidden
+		i, known := facts.Informers[namespace]
+		gone := facts.Gone[namespace] && i.Forbidden
 		switch {
 		case gone && !m.buried[namespace]:
 			m.buried[namespace] = true
-			m.do(Keep, namespace)
+			if m.held[namespace] {
+				m.do(Keep, namespace)
+			}
 			m.do(Delete, namespace)
-		case !gone && m.buried[namespace]:
+		case gone:
+		case known && !i.Behind && !m.held[namespace]:
 			delete(m.buried, namespace)
 			m.do(Feed, namespace)
 		}
@@ -297,6 +328,7 @@ func (m *Machine) do(what Do, namespace string) {
 		m.held[namespace] = true
 	case Release:
 		delete(m.held, namespace)
+		delete(m.places, namespace)
 		delete(m.buried, namespace)
 	}
 	m.effects = append(m.effects, Effect{what, namespace})

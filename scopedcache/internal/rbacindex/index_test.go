@@ -31,6 +31,9 @@ func TestRBACIndex(t *testing.T) {
 	red := rbacv1.Subject{Kind: "ServiceAccount", Namespace: "team", Name: "red"}
 	ann, ops := rbacv1.Subject{Kind: "User", Name: "ann"}, rbacv1.Subject{Kind: "Group", Name: "ops"}
 	here, there := bindingKey{"n", "readers"}, bindingKey{"m", "readers"}
+	subjects := []Subject{{"ServiceAccount", "team", "red"}, {"Group", "", "ops"}}
+	x.setBinding(bindingKey{"n", "second"}, rbacv1.RoleRef{Kind: "Role", Name: "other"}, []rbacv1.Subject{red})
+	g.Expect(x.Namespaces(subjects)).To(Equal([]string{"n"}))
 	steps := []struct {
 		what     string
 		concerns []Concern
@@ -72,7 +75,16 @@ func TestRBACIndex(t *testing.T) {
 	for _, step := range steps {
 		g.Expect(describe(step.concerns)).To(Equal(step.want), step.what)
 	}
-	g.Expect(len(x.roles)+len(x.bindings)+len(x.byRole)).To(BeZero(), "deleted objects leave nothing behind")
+	g.Expect(x.Namespaces(subjects)).To(Equal([]string{"n"}), "of two bindings one is left")
+	x.setBinding(bindingKey{"o", "third"}, role, []rbacv1.Subject{ops, ann})
+	x.setBinding(bindingKey{"", "everywhere"}, role, []rbacv1.Subject{ops})
+	g.Expect(x.Namespaces(subjects)).To(Equal([]string{"n", "o"}), "a ClusterRoleBinding is in no namespace")
+	x.setBinding(bindingKey{"o", "third"}, role, []rbacv1.Subject{ann})
+	x.removeBinding(bindingKey{"n", "second"})
+	g.Expect(x.Namespaces(subjects)).To(BeEmpty())
+	x.removeBinding(bindingKey{"o", "third"})
+	x.removeBinding(bindingKey{"", "everywhere"})
+	g.Expect(len(x.roles)+len(x.bindings)+len(x.byRole)+len(x.places)).To(BeZero(), "deleted objects leave nothing behind")
 }
 
 func TestSubjectsOfAnIdentity(t *testing.T) {

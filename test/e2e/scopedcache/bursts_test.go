@@ -23,6 +23,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
+	"github.com/latchkey-dev/latchkey/internal/replay"
 	"github.com/latchkey-dev/latchkey/scopedcache"
 )
 
@@ -32,27 +33,53 @@ type ledger struct {
 	// allowReadds accepts an add event for a known object. Such events occur when a permission is
 	// granted again.
 	allowReadds bool
+	// changesAsAdds accepts an add event for a known object that has changed. Such events occur when
+	// one informer takes over from another.
+	changesAsAdds bool
 
 	mu           sync.Mutex
 	versionByUID map[types.UID]string // guarded by mu; resourceVersion
 	addsByUID    map[types.UID]int    // guarded by mu
+	namespaces   map[types.UID]string // guarded by mu
+	latestByUID  map[types.UID]string // guarded by mu; also of objects that were deleted since
 	updateCount  int                  // guarded by mu
 	violationLog []string             // guarded by mu
 }
 
 func newLedger() *ledger {
-	return &ledger{versionByUID: map[types.UID]string{}, addsByUID: map[types.UID]int{}}
+	return &ledger{
+		versionByUID: map[types.UID]string{},
+		addsByUID:    map[types.UID]int{},
+		namespaces:   map[types.UID]string{},
+		latestByUID:  map[types.UID]string{},
+	}
 }
 
 func (l *ledger) OnAdd(added any, _ bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	object := added.(client.Object)
-	if _, known := l.versionByUID[object.GetUID()]; known && !l.allowReadds {
+	version, known := l.versionByUID[object.GetUID()]
+	again := l.changesAsAdds && replay.Later(version, object.GetResourceVersion()) != version
+	l.noteVersion(object)
+	if known && !l.allowReadds && !again {
 		l.violationLog = append(l.violationLog, "a second add event for "+object.GetName())
 	}
 	l.addsByUID[object.GetUID()]++
+	l.namespaces[object.GetUID()] = object.GetNamespace()
 	l.versionByUID[object.GetUID()] = object.GetResourceVersion()
+}
+
+// noteVersion records an event that goes back in time. The caller holds mu.
+func (l *ledger) noteVersion(object client.Object) {
+	if !l.changesAsAdds {
+		return
+	}
+	before, version := l.latestByUID[object.GetUID()], object.GetResourceVersion()
+	if before != "" && replay.Later(before, version) == before {
+		l.violationLog = append(l.violationLog, "version "+version+" of "+object.GetName()+" after "+before)
+	}
+	l.latestByUID[object.GetUID()] = version
 }
 
 func (l *ledger) OnUpdate(before, updated any) {
@@ -60,6 +87,7 @@ func (l *ledger) OnUpdate(before, updated any) {
 	defer l.mu.Unlock()
 	l.updateCount++
 	object, earlier := updated.(client.Object), before.(client.Object)
+	l.noteVersion(object)
 	if _, known := l.versionByUID[earlier.GetUID()]; !known {
 		l.violationLog = append(l.violationLog, "an update event for the unknown object "+object.GetName())
 	}
@@ -68,6 +96,7 @@ func (l *ledger) OnUpdate(before, updated any) {
 		delete(l.versionByUID, earlier.GetUID())
 	}
 	l.versionByUID[object.GetUID()] = object.GetResourceVersion()
+	l.namespaces[object.GetUID()] = object.GetNamespace()
 }
 
 func (l *ledger) OnDelete(deleted any) {
@@ -77,6 +106,9 @@ func (l *ledger) OnDelete(deleted any) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	object := deleted.(client.Object)
+	if l.changesAsAdds {
+		l.latestByUID[object.GetUID()] = replay.Later(l.latestByUID[object.GetUID()], object.GetResourceVersion())
+	}
 	if _, known := l.versionByUID[object.GetUID()]; !known {
 		l.violationLog = append(l.violationLog, "a delete event for the unknown object "+object.GetName())
 	}
@@ -293,4 +325,13 @@ func (l *ledger) versions() map[types.UID]string {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return maps.Clone(l.versionByUID)
+}
+
+// versionsIn is versions for the objects in a namespace.
+func (l *ledger) versionsIn(namespace string) map[types.UID]string {
+	versions := l.versions()
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	maps.DeleteFunc(versions, func(uid types.UID, _ string) bool { return l.namespaces[uid] != namespace })
+	return versions
 }

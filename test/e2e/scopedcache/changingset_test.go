@@ -3,9 +3,12 @@ package scopedcache_test
 import (
 	"context"
 	"fmt"
+	"maps"
 	"net/http"
 	"slices"
 	"strings"
+	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -16,8 +19,10 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/types"
 	utilnet "k8s.io/apimachinery/pkg/util/net"
 	"k8s.io/client-go/rest"
+	toolscache "k8s.io/client-go/tools/cache"
 	"sigs.k8s.io/controller-runtime/pkg/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
@@ -39,15 +44,19 @@ func label(t testing.TB, namespace string, set labels.Set) {
 // deleteNamespace deletes a namespace, whose content the test has deleted, without a controller.
 func deleteNamespace(t testing.TB, namespace string) {
 	t.Helper()
-	g := NewWithT(t)
-	ns := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: namespace}}
-	g.Expect(admin.Delete(context.Background(), ns)).To(Succeed())
-	g.Expect(admin.Get(context.Background(), client.ObjectKeyFromObject(ns), ns)).To(Succeed())
+	NewWithT(t).Expect(finalizeNamespace(namespace)).To(Succeed())
+}
+
+func finalizeNamespace(namespace string) error {
+	ctx, ns := context.Background(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: namespace}}
+	if err := admin.Delete(ctx, ns); err != nil {
+		return err
+	}
+	if err := admin.Get(ctx, client.ObjectKeyFromObject(ns), ns); err != nil {
+		return client.IgnoreNotFound(err)
+	}
 	ns.Spec.Finalizers = nil
-	g.Expect(admin.SubResource("finalize").Update(context.Background(), ns)).To(Succeed())
-	g.Eventually(func() bool {
-		return apierrors.IsNotFound(admin.Get(context.Background(), client.ObjectKeyFromObject(ns), ns))
-	}).WithTimeout(patience).Should(BeTrue())
+	return admin.SubResource("finalize").Update(ctx, ns)
 }
 
 // grantRBAC lets the user watch RBAC.
@@ -140,6 +149,8 @@ func TestNamespacesWithLabels(t *testing.T) {
 	g.Expect(set.State().State).To(Equal(scopedcache.StatePartial))
 	g.Expect(set.List(ctx, list, client.InNamespace(b))).To(Succeed())
 	g.Expect(set.List(ctx, list)).To(MatchError(ContainSubstring("not known now")))
+	g.Expect(set.Get(ctx, client.ObjectKey{Namespace: c, Name: "in-c"}, &corev1.ConfigMap{})).
+		To(MatchError(ContainSubstring("not known now")), "it may be in the set")
 	label(t, a, nil)
 	create(t, configMap(b, "second"))
 	g.Eventually(recorder.Events).WithTimeout(patience).Should(ConsistOf("add in-a", "add in-b", "add second"))
@@ -191,6 +202,12 @@ func TestWhereverAllowed(t *testing.T) {
 	g.Eventually(func() []string { return members(set) }).WithTimeout(patience).
 		Should(ConsistOf(a+": Synced", b+": Forbidden"))
 	g.Expect(set.State().LastError).To(MatchError(ContainSubstring("1 of 2 namespaces synced, 1 forbidden; " + b)))
+	g.Expect(cached.state(b)).To(Equal(scopedcache.StateForbidden), "it was allowed")
+	g.Expect(cached.state("")).To(BeEmpty(), "it is only tried")
+	plain, err := cached.Hold(ctx, &corev1.ConfigMap{}, scopedcache.Scope{}, scopedcache.HoldOptions{})
+	g.Expect(err).NotTo(HaveOccurred())
+	g.Expect(cached.state("")).To(Equal(scopedcache.StateForbidden), "another holder needs it")
+	plain.Release()
 	remove(t, configMap(b, "in-b"))
 	create(t, configMap(a, "second"))
 	g.Eventually(recorder.Events).WithTimeout(patience).Should(ConsistOf("add in-a", "add in-b", "add second"))
@@ -233,7 +250,8 @@ func TestWhereverAllowedNeedsRBAC(t *testing.T) {
 		ContainSubstring("InNamespaces"), ContainSubstring("NamespacesWithLabels"))))
 	g.Expect(set.State().LastError).To(says)
 	g.Expect(set.List(t.Context(), &corev1.ConfigMapList{})).To(says)
-	g.Expect(set.HasSynced()).To(BeTrue())
+	g.Eventually(set.HasSynced).WithTimeout(patience).Should(BeTrue())
+	g.Expect(cached.state("")).To(Equal(scopedcache.StateForbidden), "nothing else shows it")
 	create(t, configMap(ns, "of-all"))
 	u.grant(t, "", "configmaps", "list", "watch")
 	g.Eventually(recorder.Events).WithTimeout(patience).Should(ContainElement("add of-all"))
@@ -352,7 +370,7 @@ func TestWhereverAllowedByGroup(t *testing.T) {
 	g.Eventually(recorder.Events).WithTimeout(patience).Should(HaveLen(2))
 	g.Eventually(func() scopedcache.State { return set.State().State }).WithTimeout(patience).
 		Should(Equal(scopedcache.StatePartial))
-	says := MatchError(ContainSubstring("2 of 2 namespaces synced, 1 more than MaxNamespaces are left out"))
+	says := MatchError(ContainSubstring("2 of 2 namespaces synced, 1 left out by MaxNamespaces"))
 	g.Eventually(func() error { return set.State().LastError }).WithTimeout(patience).Should(says)
 	g.Expect(set.List(t.Context(), &corev1.ConfigMapList{})).To(says)
 
@@ -360,8 +378,9 @@ func TestWhereverAllowedByGroup(t *testing.T) {
 	gone := strings.TrimPrefix(recorder.Events()[0], "add in-")
 	remove(t, &rbacv1.RoleBinding{ObjectMeta: metav1.ObjectMeta{Namespace: gone, Name: group}})
 	g.Eventually(recorder.Events).WithTimeout(patience).Should(HaveLen(3))
-	g.Eventually(func() scopedcache.State { return set.State().State }).WithTimeout(patience).
-		Should(Equal(scopedcache.StateSynced))
+	g.Eventually(func() error { return set.State().LastError }).WithTimeout(patience).
+		Should(MatchError("2 of 2 namespaces synced, what handlers know of 1 more without permission is kept"))
+	g.Expect(set.List(t.Context(), &corev1.ConfigMapList{})).To(Succeed())
 	g.Expect(recorder.Events()).To(ConsistOf("add in-"+a, "add in-"+b, "add in-"+c))
 }
 
@@ -376,6 +395,12 @@ func TestThousandNamespaces(t *testing.T) {
 	all := make([]string, count)
 	var group errgroup.Group
 	group.SetLimit(8)
+	t.Cleanup(func() { // before the next test
+		for _, ns := range all {
+			group.Go(func() error { return finalizeNamespace(ns) })
+		}
+		g.Expect(group.Wait()).To(Succeed())
+	})
 	for i := range all {
 		group.Go(func() error {
 			ns := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{GenerateName: "many-", Labels: mark}}
@@ -404,7 +429,8 @@ func TestThousandNamespaces(t *testing.T) {
 	t.Logf("%d reviews for a set of %d namespaces with permission and one without, among %d", u.requests.reviews(), 3,
 		count)
 	const forRBAC, all2, candidates = 2 * 4, 2, 2 * 4
-	g.Expect(u.requests.reviews()).To(BeNumerically("<=", forRBAC+all2+2*candidates), "each twice at most")
+	g.Expect(u.requests.reviews()).To(BeNumerically("<=", forRBAC+3*(all2+candidates)),
+		"each once and, after the change of RBAC that they begin with, twice more")
 
 	u.grant(t, "", "namespaces", "list", "watch")
 	u.grant(t, "", "secrets", "list", "watch")
@@ -429,4 +455,261 @@ func TestThousandNamespaces(t *testing.T) {
 		Should(ConsistOf("add "+all[0], "add "+all[count-1], "delete unseen "+all[count-1]))
 	many.Release()
 	g.Expect(cached.States()).To(HaveLen(3))
+}
+
+// One informer takes over from many, and many from one, while objects change and watches lag. No
+// event comes twice, and none is lost.
+func TestHandOverWhileObjectsChange(t *testing.T) {
+	g := NewWithT(t)
+	u := newUser(t)
+	u.grantRBAC(t)
+	a, b := createNamespace(t), createNamespace(t)
+	for _, ns := range []string{a, b} {
+		u.grant(t, ns, "configmaps", "list", "watch")
+	}
+	server := newFaultyServer(t, u)
+	server.allDelay.Store(int64(100 * time.Millisecond)) // it is behind the others
+	cached := u.startWithConfig(t, server.config, scopedcache.Options{
+		WatchRBAC:            true,
+		AccessReviewInterval: shortInterval,
+	}, cache.Options{})
+	set, err := cached.Hold(t.Context(), &corev1.ConfigMap{}, scopedcache.Scope{Namespaces: scopedcache.WhereverAllowed()},
+		scopedcache.HoldOptions{})
+	g.Expect(err).NotTo(HaveOccurred())
+	events := newLedger()
+	events.changesAsAdds = true
+	_, err = set.AddEventHandler(events)
+	g.Expect(err).NotTo(HaveOccurred())
+	stop, ended := make(chan struct{}), make(chan error, 1)
+	go func() { ended <- changeObjects(stop, a, b) }()
+	everywhere := u.grant(t, "", "configmaps", "list", "watch")
+	for range 2 {
+		g.Eventually(func() []string { return members(set) }).WithTimeout(patience).Should(ConsistOf(": Synced"))
+		everywhere.revoke(t)
+		g.Eventually(func() []string { return members(set) }).WithTimeout(patience).
+			Should(ConsistOf(a+": Synced", b+": Synced"))
+		everywhere.restore(t)
+	}
+	g.Eventually(func() []string { return members(set) }).WithTimeout(patience).Should(ConsistOf(": Synced"))
+	close(stop)
+	g.Expect(<-ended).To(Succeed())
+	for _, ns := range []string{a, b} {
+		g.Eventually(func() (map[types.UID]string, error) { return events.versionsIn(ns), nil }).WithTimeout(patience).
+			Should(Equal(versionsAt(t, ns)))
+	}
+	g.Expect(events.violations()).To(BeEmpty())
+	t.Logf("%d events", events.eventCount())
+}
+
+// versionsAt returns the versions of the ConfigMaps that the API server has in a namespace.
+func versionsAt(t *testing.T, namespace string) map[types.UID]string {
+	t.Helper()
+	list := &corev1.ConfigMapList{}
+	NewWithT(t).Expect(admin.List(t.Context(), list, client.InNamespace(namespace))).To(Succeed())
+	return versionsOf(list)
+}
+
+// changeObjects creates, changes and deletes ConfigMaps until stop is closed.
+func changeObjects(stop <-chan struct{}, namespaces ...string) error {
+	ctx := context.Background()
+	for i := 0; ; i++ {
+		select {
+		case <-stop:
+			return nil
+		case <-time.After(5 * time.Millisecond):
+		}
+		object := configMap(namespaces[i%len(namespaces)], fmt.Sprint("o-", i%14/2))
+		object.Data = map[string]string{"n": fmt.Sprint(i)}
+		var err error
+		switch i / 14 % 4 {
+		case 0:
+			err = admin.Create(ctx, object)
+		case 3:
+			err = admin.Delete(ctx, object)
+		default:
+			err = admin.Update(ctx, object)
+		}
+		if err != nil {
+			return err
+		}
+	}
+}
+
+// While one informer of all namespaces has only begun, no read takes its lack of objects for an
+// answer.
+func TestReadWhileAllNamespacesHang(t *testing.T) {
+	g := NewWithT(t)
+	u := newUser(t)
+	u.grantRBAC(t)
+	server := newFaultyServer(t, u)
+	server.hangRequests("/v1/configmaps")
+	cached := u.startWithConfig(t, server.config, scopedcache.Options{
+		WatchRBAC:            true,
+		AccessReviewInterval: shortInterval,
+		ReadTimeout:          300 * time.Millisecond,
+	}, cache.Options{})
+	set, _ := cached.holdSet(t, scopedcache.WhereverAllowed(), nil)
+	list := &corev1.ConfigMapList{}
+	g.Eventually(func() error { return set.List(t.Context(), list) }).WithTimeout(patience).
+		Should(Satisfy(apierrors.IsForbidden))
+	u.grant(t, "", "configmaps", "list", "watch")
+	g.Eventually(func() error { return set.List(t.Context(), list) }).WithTimeout(patience).
+		Should(Satisfy(apierrors.IsTimeout))
+	for range 20 {
+		g.Expect(set.List(t.Context(), list)).NotTo(Succeed())
+	}
+}
+
+// A read that waits for a namespace does not fail because that leaves the set.
+func TestNamespaceLeavesWhileARead(t *testing.T) {
+	g := NewWithT(t)
+	u := newUser(t)
+	hangs, answers := createNamespace(t), createNamespace(t)
+	mark := labels.Set{"set": hangs}
+	label(t, hangs, mark)
+	label(t, answers, mark)
+	create(t, configMap(answers, "here"))
+	u.grant(t, "", "namespaces", "list", "watch")
+	for _, ns := range []string{hangs, answers} {
+		u.grant(t, ns, "configmaps", "list", "watch")
+	}
+	server := newFaultyServer(t, u)
+	server.hangRequests("/namespaces/" + hangs + "/configmaps")
+	cached := u.startWithConfig(t, server.config, scopedcache.Options{}, cache.Options{})
+	set, _ := cached.holdSet(t, scopedcache.NamespacesWithLabels(labels.SelectorFromSet(mark)), nil)
+	g.Eventually(func() []string { return members(set) }).WithTimeout(patience).
+		Should(ConsistOf(hangs+": Syncing", answers+": Synced"))
+	list, read := &corev1.ConfigMapList{}, make(chan error, 1)
+	go func() { read <- set.List(context.Background(), list) }()
+	label(t, hangs, nil)
+	g.Eventually(read).WithTimeout(patience).Should(Receive(Succeed()))
+	g.Expect(namesOf(list)).To(Equal([]string{"here"}))
+}
+
+// A namespace that comes back before its deletions were delivered is not deleted after that.
+func TestNamespaceComesBackWhileAHandlerHangs(t *testing.T) {
+	g := NewWithT(t)
+	u := newUser(t)
+	ns := createNamespace(t)
+	mark := labels.Set{"set": ns}
+	label(t, ns, mark)
+	create(t, configMap(ns, "a"), configMap(ns, "b"))
+	u.grant(t, "", "namespaces", "list", "watch")
+	u.grant(t, ns, "configmaps", "list", "watch")
+	cached := u.start(t, scopedcache.Options{}, cache.Options{})
+	set, err := cached.Hold(t.Context(), &corev1.ConfigMap{},
+		scopedcache.Scope{Namespaces: scopedcache.NamespacesWithLabels(labels.SelectorFromSet(mark))},
+		scopedcache.HoldOptions{})
+	g.Expect(err).NotTo(HaveOccurred())
+	handler := &slowHandler{continues: make(chan struct{}, 100)}
+	handler.continues <- struct{}{}
+	handler.continues <- struct{}{} // for both adds
+	_, err = set.AddEventHandler(handler)
+	g.Expect(err).NotTo(HaveOccurred())
+	g.Eventually(handler.objects).WithTimeout(patience).Should(ConsistOf("a", "b"))
+	label(t, ns, nil)
+	g.Eventually(handler.hanging.Load).WithTimeout(patience).Should(BeEquivalentTo(1), "at the first deletion")
+	g.Expect(members(set)).To(BeEmpty())
+	label(t, ns, mark)
+	g.Eventually(func() []string { return members(set) }).WithTimeout(patience).Should(ConsistOf(ns + ": Synced"))
+	close(handler.continues)
+	g.Eventually(handler.objects).WithTimeout(patience).Should(ConsistOf("a", "b"))
+	create(t, configMap(ns, "c")) // what comes after this is not before it
+	g.Eventually(handler.objects).WithTimeout(patience).Should(ConsistOf("a", "b", "c"))
+	g.Expect(handler.together.Load()).To(BeFalse(), "one call at a time")
+}
+
+// slowHandler waits in each call. It knows which objects there are.
+type slowHandler struct {
+	continues chan struct{}
+	hanging   atomic.Int64
+	together  atomic.Bool // two calls were in progress
+
+	mu    sync.Mutex
+	known map[string]bool // guarded by mu
+}
+
+func (s *slowHandler) note(object any, exists bool) {
+	if s.hanging.Add(1) > 1 {
+		s.together.Store(true)
+	}
+	<-s.continues
+	s.hanging.Add(-1)
+	if unknown, ok := object.(toolscache.DeletedFinalStateUnknown); ok {
+		object = unknown.Obj
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.known == nil {
+		s.known = map[string]bool{}
+	}
+	if name := object.(client.Object).GetName(); exists {
+		s.known[name] = true
+	} else {
+		delete(s.known, name)
+	}
+}
+
+func (s *slowHandler) objects() []string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return slices.Collect(maps.Keys(s.known))
+}
+
+func (s *slowHandler) OnAdd(object any, _ bool) { s.note(object, true) }
+func (s *slowHandler) OnUpdate(_, object any)   { s.note(object, true) }
+func (s *slowHandler) OnDelete(object any)      { s.note(object, false) }
+
+// A handler of a set is called by one of its namespaces at a time, receives what is there when it
+// comes late, and nothing after the release.
+func TestHandlersOfASet(t *testing.T) {
+	g := NewWithT(t)
+	u := newUser(t)
+	all := make([]string, 5)
+	for i := range all {
+		all[i] = createNamespace(t)
+		u.grant(t, all[i], "configmaps", "list", "watch")
+		for n := range 10 {
+			create(t, configMap(all[i], fmt.Sprint(all[i], n)))
+		}
+	}
+	cached := u.start(t, scopedcache.Options{}, cache.Options{})
+	set, recorder := cached.holdSet(t, scopedcache.InNamespaces(all...), nil, all...)
+	busy := &slowHandler{continues: make(chan struct{})}
+	registration, err := set.AddEventHandler(busy)
+	g.Expect(err).NotTo(HaveOccurred())
+	g.Eventually(busy.hanging.Load).WithTimeout(patience).Should(BeEquivalentTo(1))
+	g.Eventually(recorder.Events).WithTimeout(patience).Should(HaveLen(50), "another handler goes on")
+	g.Expect(busy.together.Load()).To(BeFalse())
+	g.Expect(registration.HasSynced()).To(BeFalse())
+	close(busy.continues)
+	g.Eventually(registration.HasSynced).WithTimeout(patience).Should(BeTrue())
+	g.Expect(busy.objects()).To(HaveLen(50))
+
+	late := newLedger()
+	last, err := set.AddEventHandler(late)
+	g.Expect(err).NotTo(HaveOccurred())
+	g.Eventually(last.HasSynced).WithTimeout(patience).Should(BeTrue())
+	g.Expect(late.versions()).To(HaveLen(50))
+	g.Expect(set.RemoveEventHandler(last)).To(Succeed())
+	g.Expect(set.RemoveEventHandler(registration)).To(Succeed())
+	g.Expect(set.AddIndexers(toolscache.Indexers{"all": func(any) ([]string, error) { return []string{"x"}, nil }})).
+		To(Succeed())
+	plain, err := cached.Hold(t.Context(), &corev1.ConfigMap{}, scopedcache.Scope{Namespace: all[0]},
+		scopedcache.HoldOptions{})
+	g.Expect(err).NotTo(HaveOccurred())
+	defer plain.Release()
+	other := &testutil.Recorder{}
+	_, err = plain.AddEventHandler(other)
+	g.Expect(err).NotTo(HaveOccurred())
+	create(t, configMap(all[0], "heard"))
+	g.Eventually(recorder.Events).WithTimeout(patience).Should(ContainElement("add heard"))
+	set.Release()
+	create(t, configMap(all[0], "unheard"))
+	g.Eventually(other.Events).WithTimeout(patience).Should(ContainElement("add unheard"))
+	g.Expect(recorder.Events()).To(HaveLen(51))
+	g.Expect(late.versions()).To(HaveLen(50))
+	_, err = set.AddEventHandler(late)
+	g.Expect(err).To(MatchError(scopedcache.ErrReleased))
+	g.Expect(set.IsStopped()).To(BeTrue())
 }

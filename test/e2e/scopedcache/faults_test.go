@@ -26,6 +26,7 @@ type faultyServer struct {
 	config *rest.Config // makes requests as the user, through this proxy
 
 	watchDelay atomic.Int64 // in nanoseconds: how much later the client receives what a watch sends
+	allDelay   atomic.Int64 // the same for watches of all ConfigMaps, if it is not 0
 
 	mu sync.Mutex
 	// answer returns true if it has answered the request. Guarded by mu.
@@ -50,7 +51,11 @@ func newFaultyServer(t testing.TB, u *user) *faultyServer {
 		ErrorHandler:  func(w http.ResponseWriter, _ *http.Request, _ error) { w.WriteHeader(http.StatusBadGateway) },
 		ModifyResponse: func(resp *http.Response) error {
 			if resp.Request.URL.Query().Get("watch") != "" {
-				resp.Body = &delayedBody{resp.Body, resp.Request.Context(), &f.watchDelay}
+				delay := &f.watchDelay
+				if f.allDelay.Load() > 0 && strings.HasSuffix(resp.Request.URL.Path, "/v1/configmaps") {
+					delay = &f.allDelay
+				}
+				resp.Body = &delayedBody{resp.Body, resp.Request.Context(), delay}
 			}
 			return nil
 		},

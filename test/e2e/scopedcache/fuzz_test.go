@@ -130,10 +130,10 @@ type actor struct {
 }
 
 type fuzzHold struct {
-	kind      int
-	namespace string
-	handle    *scopedcache.Handle
-	ledger    *ledger
+	kind   int
+	scope  scopedcache.Scope
+	handle *scopedcache.Handle
+	ledger *ledger
 }
 
 type sequence struct {
@@ -142,6 +142,8 @@ type sequence struct {
 	random      *rand.Rand
 	seed        uint64
 	namespaces  []string
+	sets        *rand.Rand      // another one, so that recorded seeds keep their sequences
+	labelled    map[string]bool // the namespaces with the label of this sequence
 	actors      []*actor
 	objects     map[string]client.Object // by kind, namespace and name
 	lastRestart time.Time
@@ -161,6 +163,8 @@ func newSequence(t *testing.T, seed uint64) *sequence {
 		random:    rand.New(rand.NewPCG(seed, seed)),
 		seed:      seed,
 		objects:   map[string]client.Object{},
+		labelled:  map[string]bool{},
+		sets:      rand.New(rand.NewPCG(seed, seed+1)),
 		confirmed: map[string]time.Time{},
 	}
 	for range 3 {
@@ -187,6 +191,7 @@ func newSequence(t *testing.T, seed uint64) *sequence {
 					Verbs:     []string{"list", "watch"},
 				})
 		}
+		a.user.grant(t, "", "namespaces", "list", "watch") // for sets of labels
 		s.actors = append(s.actors, a)
 	}
 	for _, a := range s.actors {
@@ -220,6 +225,9 @@ func (s *sequence) run() {
 	}()
 	for range 80 {
 		a := s.actors[s.random.IntN(len(s.actors))]
+		if s.sets.IntN(10) == 0 {
+			s.changeLabel()
+		}
 		switch s.random.IntN(20) {
 		case 0, 1, 2, 3:
 			s.changePermission(a)
@@ -369,17 +377,17 @@ func (s *sequence) hold(a *actor) {
 	if len(a.holds) > 6 {
 		return
 	}
-	h := &fuzzHold{kind: s.random.IntN(len(fuzzKinds)), namespace: s.pickNamespace(4), ledger: newLedger()}
+	h := &fuzzHold{kind: s.random.IntN(len(fuzzKinds)), scope: s.pickScope(s.pickNamespace(4)), ledger: newLedger()}
 	h.ledger.allowReadds = true
 	var err error
 	h.handle, err = a.cache.Hold(context.Background(), fuzzKinds[h.kind].object("", ""),
-		scopedcache.Scope{Namespace: h.namespace},
+		h.scope,
 		scopedcache.HoldOptions{Dependent: types.UID(fmt.Sprint("dependent-", s.random.IntN(1<<30)))})
 	s.g.Expect(err).NotTo(HaveOccurred())
 	_, err = h.handle.AddEventHandler(h.ledger)
 	s.g.Expect(err).NotTo(HaveOccurred())
 	a.holds = append(a.holds, h)
-	s.note("%s called Hold for %s/%s", a.user.name, fuzzKinds[h.kind].resource, h.namespace)
+	s.note("%s called Hold for %s of %s", a.user.name, fuzzKinds[h.kind].resource, h.scope)
 }
 
 func (s *sequence) release(a *actor) {
@@ -390,9 +398,9 @@ func (s *sequence) release(a *actor) {
 	h := a.holds[i]
 	a.holds = slices.Delete(a.holds, i, i+1)
 	h.handle.Release()
-	s.note("%s released %s/%s", a.user.name, fuzzKinds[h.kind].resource, h.namespace)
+	s.note("%s released %s of %s", a.user.name, fuzzKinds[h.kind].resource, h.scope)
 	if violations := h.ledger.violations(); len(violations) > 0 {
-		s.fail("the handler of %s/%s received contradictory events: %v", fuzzKinds[h.kind].resource, h.namespace,
+		s.fail("the handler of %s of %s received contradictory events: %v", fuzzKinds[h.kind].resource, h.scope,
 			violations)
 	}
 }
@@ -451,8 +459,10 @@ func (s *sequence) settle() {
 			}
 		}
 		for _, h := range a.holds {
-			if granted, _ := a.access(h.kind, h.namespace); granted {
-				s.eventually(func() error { return s.compare(h.kind, h.namespace, h.ledger.versions()) })
+			if h.scope.Namespaces != nil {
+				s.eventually(func() error { return s.checkSet(a, h) })
+			} else if granted, _ := a.access(h.kind, h.scope.Namespace); granted {
+				s.eventually(func() error { return s.compare(h.kind, h.scope.Namespace, h.ledger.versions()) })
 			}
 		}
 	}

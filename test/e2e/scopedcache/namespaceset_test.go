@@ -211,4 +211,5 @@ func TestHungMemberOfASet(t *testing.T) {
 	g.Expect(set.List(t.Context(), list)).To(And(Satisfy(apierrors.IsTimeout),
 		MatchError(ContainSubstring("1 of 2 namespaces synced, 1 syncing; "+hung+": "))))
 	g.Expect(set.State().State).To(Equal(scopedcache.StatePartial))
+	g.Expect(set.HasSynced()).To(BeFalse(), "one is not settled")
 }

@@ -326,7 +326,8 @@ func TestNamespacedPermissions(t *testing.T) {
 			g.Expect(apierrors.IsForbidden(err)).To(BeTrue())
 			_, err = c.names(ctx, "")
 			g.Expect(apierrors.IsForbidden(err)).To(BeTrue())
-			g.Expect(err).To(MatchError(ContainSubstring("at the cluster scope")))
+			g.Expect(err).To(MatchError(And(ContainSubstring("at the cluster scope"),
+				ContainSubstring("see scopedcache.WhereverAllowed"))))
 			g.Expect(c.names(ctx, mine)).To(Equal([]string{"a"}), "the forbidden reads do not affect this namespace")
 
 			// With permission in all namespaces, the cache needs no further informers.
