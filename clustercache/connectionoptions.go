@@ -57,8 +57,9 @@ type CacheOptions struct {
 	// a scope is Forbidden.
 	PollWithoutWatch bool
 	// MaxNamespaces is how many namespaces a watch of [scopedcache.WhereverAllowed] has at most, where
-	// it has one informer for each. The state of the watch says how many are left out. Defaults to
-	// 100.
+	// it has one informer for each. OnError receives StatePartial then, and LeftOut of its
+	// PartialError says how many are left out. Defaults to 100, also if negative. See MaxNamespaces of
+	// [scopedcache.Options].
 	MaxNamespaces int
 	// WatchRBAC has the host operator watch Roles, ClusterRoles and their bindings in the cluster
 	// of the extensions, once for all connections to that cluster. Revoked and granted permissions

@@ -159,7 +159,8 @@ const (
 	StateNotServed = scopedcache.StateNotServed // the API server does not serve the kind; latchkey looks for it again
 	StateFailing   = scopedcache.StateFailing   // another error; reads still return the last known objects
 	StateLive      = scopedcache.StateLive      // the same as Forbidden, but Gets go to the API server
-	StatePartial   = scopedcache.StatePartial   // of a set of namespaces: some are Synced; the error says which are not
+	StatePartial   = scopedcache.StatePartial   // of a set of namespaces: some are Synced; the error says what is missing
+	StateLeft      = scopedcache.StateLeft      // of a namespace that has left a set; only OnError receives it
 )
 
 // Phases of a connection.

@@ -70,7 +70,8 @@ type WatchError struct {
 	// StatePartial. StateLeft is the last one of a namespace that is no longer in the set, if the one
 	// before was an error.
 	State scopedcache.State
-	// Err is the reason, nil when StateSyncing or StateSynced. Err never contains a secret.
+	// Err is the reason. It is nil when State is StateSyncing, StateSynced or StateLeft. Err never
+	// contains a secret.
 	Err error
 }
 
@@ -98,10 +99,10 @@ type TypedWatcherOptions[object client.Object, request comparable] struct {
 	// deleted: call Unwatch with the dependent then. The watch ends with its last dependent. Empty
 	// means that the watch's name itself counts as the dependent.
 	Dependent types.UID
-	// OnError, if set, is called when the informer fails, is forbidden, when the API server does
-	// not serve its kind, or when the informer recovers. OnError receives only the latest state,
-	// once per change, in a separate goroutine. ctx ends with the connection. OnError may call
-	// Unwatch. A panic is logged.
+	// OnError, if set, is called when the informer fails, is forbidden, when the API server does not
+	// serve its kind, when the informer recovers, or when a namespace with an error leaves a set.
+	// OnError receives only the latest state, once per change, in a separate goroutine. ctx ends with
+	// the connection. OnError may call Unwatch. A panic is logged.
 	OnError func(ctx context.Context, err WatchError)
 }
 
@@ -136,8 +137,8 @@ type TypedContentWatchOptions[request comparable] struct {
 	Objects []client.Object
 	// EventHandler turns events about all objects of these kinds into requests, whether or not the
 	// objects are in the content. To select objects, use Predicates or the owner. The handler is
-	// called for all kinds and namespaces concurrently. Otherwise the rules of TypedWatcherOptions
-	// apply.
+	// called for all kinds concurrently and, unless Scope has Namespaces, for all namespaces.
+	// Otherwise the rules of TypedWatcherOptions apply.
 	EventHandler handler.TypedEventHandler[client.Object, request]
 	// Predicates filter the events before EventHandler.
 	Predicates []predicate.TypedPredicate[client.Object]

@@ -11,6 +11,10 @@
 //
 //	kubectl create clusterrolebinding latchkey-rbac-events --clusterrole=latchkey-rbac-events --serviceaccount=<namespace>:<name>
 //
+// For watches of sets of namespaces also:
+//
+//	kubectl create clusterrolebinding latchkey-namespaces --clusterrole=latchkey-namespaces --serviceaccount=<namespace>:<name>
+//
 // # Usage
 //
 // crd defines latchkey's own ClusterExtension (clusterextensions.latchkey.dev). rbac has the

@@ -19,8 +19,9 @@
 // running operator does only half of its work (see the example of [Cache]).
 //
 // Controllers watch all namespaces unless cache.Options.DefaultNamespaces names some. An operator
-// that has only Roles must set DefaultNamespaces. Otherwise its controllers are Forbidden, and wait
-// for a ClusterRole.
+// that has only Roles sets DefaultNamespaces, or watches a [Handle] of a set of namespaces with
+// source.Informer (see the example of [WhereverAllowed]). Otherwise its controllers are Forbidden,
+// and wait for a ClusterRole.
 //
 // If a read in Reconcile is refused, controller-runtime does not call Reconcile again when access
 // is granted, unless the controller watches that kind. Watch the kind, or requeue after a while.
@@ -93,9 +94,11 @@
 // nothing has read it for IdleTimeout, which is for ever by default. Without an IdleTimeout, a
 // scope with selectors that was held ends with its last handle, even if reads have used it.
 //
-// A scope with a set of namespaces ([InNamespaces]) has the informers of the scopes of each, and
-// shares them. Its handlers receive the events of all, and its reads include all. Each namespace
-// has its own state; that of the set is [StatePartial] while some are Synced and others are not.
+// A scope with a set of namespaces ([InNamespaces], [NamespacesWithLabels], [WhereverAllowed]) has
+// the informers of the scopes of each, and shares them; with WhereverAllowed and a permission for
+// all namespaces, it has one informer. Its handlers receive the events of all, and its reads
+// include all. Each namespace has its own state; that of the set is [StatePartial] while some are
+// Synced and something is missing.
 //
 // Event handlers outlive informers. When access or a kind comes back, handlers receive an add event
 // for every object. For each object that was deleted in the meantime they receive

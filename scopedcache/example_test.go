@@ -15,6 +15,9 @@ import (
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/controller"
+	"sigs.k8s.io/controller-runtime/pkg/handler"
+	"sigs.k8s.io/controller-runtime/pkg/source"
 
 	"github.com/latchkey-dev/latchkey/scopedcache"
 )
@@ -167,26 +170,28 @@ func ExampleNewNamespaceWatcher() {
 	_ = use
 }
 
-// A handle of the namespaces in which the identity may read. It reads all of them, and says what
-// they are.
+// This controller watches ConfigMaps wherever the operator may. Its manager's cache needs
+// WatchRBAC, unless the operator may everywhere.
 func ExampleWhereverAllowed() {
-	use := func(ctx context.Context, c scopedcache.Cache) error {
-		handle, err := c.Hold(ctx, &corev1.ConfigMap{}, scopedcache.Scope{Namespaces: scopedcache.WhereverAllowed()},
-			scopedcache.HoldOptions{Name: "wherever allowed"})
+	watch := func(ctx context.Context, mgr ctrl.Manager, ctl controller.Controller) error {
+		handle, err := mgr.GetCache().(scopedcache.Cache).Hold(ctx, &corev1.ConfigMap{},
+			scopedcache.Scope{Namespaces: scopedcache.WhereverAllowed()}, scopedcache.HoldOptions{Name: "my-controller"})
 		if err != nil {
 			return err
 		}
-		defer handle.Release()
-		list := &corev1.ConfigMapList{}
-		if err := handle.List(ctx, list); err != nil { // a PartialError, if a namespace cannot be read
-			return err
-		}
-		for _, member := range handle.Members() {
-			fmt.Println(member.Scope.Namespace, member.State, member.Objects)
-		}
-		return nil
+		return ctl.Watch(&source.Informer{Informer: handle, Handler: &handler.EnqueueRequestForObject{}})
 	}
-	_ = use
+	readWhatCanBeRead := func(ctx context.Context, handle *scopedcache.Handle) (all []corev1.ConfigMap, err error) {
+		for _, member := range handle.Members() { // one for each namespace, or a single one of all
+			list := &corev1.ConfigMapList{}
+			if err := handle.List(ctx, list, client.InNamespace(member.Scope.Namespace)); err != nil {
+				continue // member.LastError says why
+			}
+			all = append(all, list.Items...)
+		}
+		return all, nil
+	}
+	_, _ = watch, readWhatCanBeRead
 }
 
 // Managers in one process that talk to one API server can share the limit of its lists.

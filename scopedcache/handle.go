@@ -155,8 +155,8 @@ func (h *Handle) isFor(s *scopedCache, scope Scope, options HoldOptions) bool {
 // Release ends the hold on the scope. Later calls have no effect. When the last handle of a scope
 // is released, and nothing else needs the scope, the informer stops, and reads through any of the
 // handles fail with ErrReleased. While other handles hold the scope, event handlers that were added
-// through this handle still receive events: remove them first. Those of a set of namespaces receive
-// none.
+// through this handle still receive events: remove them first. Event handlers of a set of
+// namespaces receive nothing after Release.
 func (h *Handle) Release() {
 	if !h.dead.Swap(true) {
 		h.release(h)
@@ -166,13 +166,16 @@ func (h *Handle) Release() {
 // State returns a snapshot of the scope. That of a set of namespaces sums up its members.
 func (h *Handle) State() ScopeState { return h.state(h) }
 
-// Members returns the states of the scopes that have an informer each: of a set of namespaces those
-// that it has now, sorted by namespace, or one of all namespaces; else the scope's own. Reads of
-// the handle include what these have.
+// Members returns the states of the scopes that reads of the handle use, sorted by namespace. For a
+// set of namespaces, these are one for each namespace that is in it now, or a single one without a
+// namespace while one informer has all namespaces; else the scope's own. A namespace that
+// [WhereverAllowed] only tries is none of them.
 func (h *Handle) Members() []ScopeState { return h.members((*entry).snapshot) }
 
 // Get reads an object from the scope. Another kind or representation than the handle's is an error.
-// An object that the scope does not select is not found, whether the object exists or not.
+// An object that the scope does not select is not found, whether the object exists or not. So is an
+// object in a namespace that is not in a set of [NamespacesWithLabels]; with [InNamespaces] that is
+// an error, and with [WhereverAllowed] it is Forbidden.
 func (h *Handle) Get(ctx context.Context, key client.ObjectKey, object client.Object, opts ...client.GetOption) error {
 	if err := h.check(object); err != nil {
 		return err
@@ -185,9 +188,13 @@ func (h *Handle) Get(ctx context.Context, key client.ObjectKey, object client.Ob
 }
 
 // List reads objects from the scope, and only from it. Another kind or representation than the
-// handle's is an error, and so is another namespace than the scope's. Without a namespace, List of
-// a set of namespaces reads all of them, and returns a [PartialError] if one cannot be read: a part
-// of the objects is never a surprise.
+// handle's is an error, and so is another namespace than the scope's, with the exceptions of Get.
+//
+// Without a namespace, List of a set of namespaces reads all of them: a part of the objects is
+// never a surprise. List returns a [PartialError] if one cannot be read, if it is not known now
+// which namespaces are in the set, or if MaxNamespaces leaves some out. So with [WhereverAllowed],
+// List fails while a namespace whose permission was revoked is in the set. For what can be read,
+// list with client.InNamespace each of Members that is Synced.
 func (h *Handle) List(ctx context.Context, list client.ObjectList, opts ...client.ListOption) error {
 	var options client.ListOptions
 	options.ApplyOptions(opts)

@@ -1,13 +1,20 @@
 package scopedcache
 
 import (
+	"context"
 	"errors"
 	"fmt"
+	"net/http"
 	"testing"
 	"time"
 
 	. "github.com/onsi/gomega"
+	corev1 "k8s.io/api/core/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
 	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/client-go/rest"
+	"sigs.k8s.io/controller-runtime/pkg/cache"
 )
 
 // The state of a set says as much as one state can, and the error the rest.
@@ -85,4 +92,77 @@ func TestNamespaces(t *testing.T) {
 		_, err := bad.Members()
 		g.Expect(err).To(HaveOccurred(), "%v", bad)
 	}
+}
+
+// Sets leave a NamespaceWatcher that others share, when they are released and when their cache
+// ends.
+func TestSetsLeaveTheNamespaceWatcher(t *testing.T) {
+	g := NewWithT(t)
+	config, mapper := &rest.Config{Host: "http://127.0.0.1:1"}, meta.NewDefaultRESTMapper(nil)
+	mapper.Add(configMaps, meta.RESTScopeNamespace)
+	opts := cache.Options{HTTPClient: &http.Client{}, Mapper: mapper}
+	watcher, err := NewNamespaceWatcher(config, opts, Options{})
+	g.Expect(err).NotTo(HaveOccurred())
+	queries := func() int {
+		watcher.view.mu.Lock()
+		defer watcher.view.mu.Unlock()
+		return len(watcher.view.queries)
+	}
+	for _, released := range []bool{true, false} {
+		c, err := NewWithOptions(Options{NamespaceWatcher: watcher})(config, opts)
+		g.Expect(err).NotTo(HaveOccurred())
+		var handles []*Handle
+		for _, set := range []*Namespaces{InNamespaces("a"), WhereverAllowed(), NamespacesWithLabels(labels.Everything())} {
+			handle, err := c.(Cache).Hold(t.Context(), &corev1.ConfigMap{}, Scope{Namespaces: set}, HoldOptions{})
+			g.Expect(err).NotTo(HaveOccurred())
+			handles = append(handles, handle)
+		}
+		g.Expect(queries()).To(Equal(3))
+		if released {
+			for _, handle := range handles {
+				handle.Release()
+			}
+		} else {
+			over, cancel := context.WithCancel(t.Context())
+			cancel()
+			g.Expect(c.Start(over)).To(Succeed())
+		}
+		g.Expect(queries()).To(BeZero())
+	}
+}
+
+// What the index of RBAC says of namespaces counts when it has all objects, and not when the
+// informers have.
+func TestNamespacesOfBindings(t *testing.T) {
+	g := NewWithT(t)
+	opts := cache.Options{HTTPClient: &http.Client{}, Mapper: meta.NewDefaultRESTMapper(nil)}
+	watcher, err := NewRBACWatcher(&rest.Config{Host: "http://127.0.0.1:1"}, opts, Options{})
+	g.Expect(err).NotTo(HaveOccurred())
+	names := func() error {
+		_, err := watcher.namespacesOf(nil, func(err error) error { return err })
+		return err
+	}
+	g.Expect(names()).To(MatchError(errNotYet))
+	kinds := []string{"ClusterRole", "ClusterRoleBinding", "Role", "RoleBinding"}
+	each := func(state State, err error) {
+		for _, kind := range kinds {
+			gvk := rbacv1.SchemeGroupVersion.WithKind(kind)
+			watcher.record(ScopeState{GVK: gvk, State: state, Since: time.Now(), LastError: err})
+		}
+	}
+	each(StateFailing, errors.New("500"))
+	g.Expect(names()).To(And(MatchError(errNotYet), MatchError(ContainSubstring("500"))))
+	each(StateSynced, nil)
+	g.Expect(names()).To(MatchError(errNotYet))
+	for _, kind := range kinds {
+		watcher.delivered(rbacv1.SchemeGroupVersion.WithKind(kind))
+	}
+	g.Expect(names()).To(Succeed())
+	each(StateFailing, errors.New("500"))
+	g.Expect(names()).To(Succeed(), "with what it has")
+	each(StateForbidden, errors.New("denied"))
+	g.Expect(names()).To(And(Not(MatchError(errNotYet)), MatchError(ContainSubstring("denied"))))
+	each(StateSynced, nil)
+	g.Expect(names()).To(MatchError(errNotYet), "what came meanwhile is being delivered")
+	watcher.close()
 }

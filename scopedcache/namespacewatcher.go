@@ -18,8 +18,11 @@ var namespaceKind = corev1.SchemeGroupVersion.WithKind("Namespace")
 
 // NamespaceWatcher tells caches which namespaces there are, and which labels they have. One
 // identity watches the namespaces' metadata for all caches that use the NamespaceWatcher, from the
-// first set of namespaces on; before that it sends no request. Its access is reviewed repeatedly,
-// like all access of a cache. Methods may be called from any goroutine.
+// first set of namespaces on, of any kind, until Start ends; before that it sends no request. Its
+// access is reviewed repeatedly, like all access of a cache. If it may not watch namespaces, the
+// log reports it, and sets of labels are Failing; caches do not use their own identity instead.
+// Before Start, sets of labels are Syncing, and their reads wait. Methods may be called from any
+// goroutine.
 type NamespaceWatcher struct {
 	cache  *scopedCache
 	logger logr.Logger

@@ -36,15 +36,15 @@ type Options struct {
 	// ReadTimeout bounds how long a read waits, in addition to its context. Defaults to 30 s.
 	ReadTimeout time.Duration
 	// WatchRBAC makes the cache watch Roles, ClusterRoles and their bindings with its own identity.
-	// When a change concerns that identity, by its name or one of its groups, the cache reviews
-	// access again. If the binding is a ClusterRoleBinding, the cache reviews all scopes, otherwise
-	// the scopes in the namespace of the binding. While such changes continue, the cache asks less
-	// and less often, up to every 30 s. A change that concerns other identities causes no review,
-	// once the cache knows its username and groups. WatchRBAC needs the permissions in
+	// When a change concerns that identity, by its name or one of its groups, the cache reviews access
+	// again. If the binding is a ClusterRoleBinding, the cache reviews all scopes, otherwise the
+	// scopes in the namespace of the binding. While such changes continue, the cache asks less and
+	// less often, up to every 30 s. A change that concerns other identities causes no review, once the
+	// cache knows its username and groups. WatchRBAC needs the permissions in
 	// config/rbac/rbac-events.yaml, in all namespaces. Without them the log reports it, and reviews
-	// come every AccessReviewInterval only. With them, the cache also reviews access
-	// every ten times AccessReviewInterval. These reviews find permissions that are not in RBAC
-	// objects, for example those that a webhook grants.
+	// come every AccessReviewInterval only. With them, the cache also reviews access every ten times
+	// AccessReviewInterval. These reviews find permissions that are not in RBAC objects, for example
+	// those that a webhook grants. [WhereverAllowed] needs WatchRBAC or RBACWatcher.
 	WatchRBAC bool
 	// RBACWatcher, if not nil, makes the cache review access again when the watcher reports that
 	// permissions may have changed. Many caches can share one RBACWatcher. Their own identities
@@ -56,7 +56,10 @@ type Options struct {
 	// other set notices that a namespace is deleted.
 	NamespaceWatcher *NamespaceWatcher
 	// MaxNamespaces is how many namespaces a set of [WhereverAllowed] has at most, where it has one
-	// informer for each. State of the set says how many are left out. Defaults to 100.
+	// informer for each. Those in which a RoleBinding turns out to permit nothing of the kind do not
+	// count. Places are given in the order of the names, and kept. A namespace without permission
+	// makes room when the RoleBinding is gone, too. State of the set says how many are left out.
+	// Defaults to 100, also if negative. Other sets have no limit.
 	MaxNamespaces int
 	// PollWithoutWatch makes the cache list periodically if the identity may list but not watch.
 	// Reads are then as old as AccessReviewInterval and a pause of client-go, up to a minute.

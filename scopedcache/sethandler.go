@@ -57,6 +57,9 @@ func (s *namespaceSet) addHandler(handler toolscache.ResourceEventHandler,
 	if s.user.hasEnded() {
 		return nil, s.user.stopError()
 	}
+	for key := range h.record {
+		s.existed[key.Namespace] = true // an earlier connection saw it
+	}
 	for namespace := range s.held {
 		if !s.machine.Feeds(namespace) {
 			continue

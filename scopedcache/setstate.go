@@ -13,7 +13,9 @@ import (
 
 // Summarize returns the state of a scope with a set of namespaces from those of its members. It is
 // that of all members or, if they differ, [StatePartial] where some are Synced, else that of the
-// member with the most severe one. A set without members is Synced. State of [Handle] is that.
+// member with the most severe one. A set without members is Synced. State of a [Handle] also says
+// if it is not known which namespaces are in the set, or if some are left out, which Summarize
+// cannot know; and a set of [WhereverAllowed] without members is Forbidden.
 func Summarize(scope Scope, members []ScopeState) ScopeState {
 	summary := ScopeState{Scope: scope, State: StateSynced}
 	count := map[State]int{}

@@ -38,12 +38,15 @@ const (
 	// StateFailing means another error, which may or may not be temporary. Reads return what the
 	// informer had before. Reads wait if the informer had nothing yet.
 	StateFailing State = "Failing"
-	// StatePartial is the state of a set of namespaces: some of them are Synced, and others are not.
-	// LastError is a [PartialError]. Reads and events of each namespace are as the state of that
-	// namespace says.
+	// StatePartial is the state of a set of namespaces of which some are Synced and something is
+	// missing: others are not Synced, it is not known now which namespaces are in the set, or
+	// MaxNamespaces leaves some out. LastError is a [PartialError], which says what. Reads and events
+	// of each namespace are as the state of that namespace says.
 	StatePartial State = "Partial"
-	// StateLeft means that the namespace is no longer in a set of namespaces. Only OnStateChange of
-	// the set's holder receives this state, for namespaces whose states it received.
+	// StateLeft means that a set has no scope of this namespace any more: the namespace has left the
+	// set, or one informer of all namespaces has taken its place. It is the last state of the
+	// namespace, unless that comes back. Only OnStateChange of the set's holder receives it, for
+	// namespaces whose states it received.
 	StateLeft State = "Left"
 	// StateLive means that the API server denies the identity list or watch, but that Gets of objects
 	// that the identity may get go to the API server: see LiveGet of [Options]. There is no informer.
@@ -65,7 +68,7 @@ type ScopeState struct {
 	Scope          Scope
 	State          State
 	Since          time.Time // when this state began
-	LastError      error     // nil when Syncing or Synced
+	LastError      error     // nil when Syncing, Synced or Left
 	Objects        int       // in the informer's store; 0 in calls of OnStateChange
 	// Dependents are the holders of the scope, sorted: Name and Dependent of HoldOptions, with a
 	// space between. Readers are not included. Dependents is empty in calls of OnStateChange.
