@@ -51,6 +51,10 @@ func (w *world) Cache() clustercache.ClusterCache  { return w.cache }
 func (w *world) Namespace() string                 { return "content" }
 func (w *world) Content() client.Client            { return w.content }
 func (w *world) Connect(_ *testing.T, name string) { w.cache.Connect(key(name), w.content) }
+func (w *world) Permit(_ *testing.T, name string) {
+	w.cache.Allow(key(name), corev1.SchemeGroupVersion.WithKind("ConfigMap"), w.Namespace())
+}
+
 func (w *world) Restrict(_ *testing.T, name string, names ...string) {
 	configMaps := corev1.SchemeGroupVersion.WithKind("ConfigMap")
 	if len(names) > 0 {

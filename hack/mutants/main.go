@@ -20,7 +20,8 @@ var machines = []string{"accessor/internal/lifecycle", "scopedcache/internal/mem
 
 // guarded are packages whose mutants break guards against rare interleavings.
 var guarded = []string{"accessor/internal/connection", "accessor/internal/fencedconn", "accessor/internal/targets",
-	"clustercache", "credential", "internal/ownwrites", "scopedcache", "scopedcache/internal/lightinformer"}
+	"clustercache", "credential", "internal/ownwrites", "internal/replay", "scopedcache",
+	"scopedcache/internal/lightinformer"}
 
 func main() {
 	only := flag.String("only", "", "run only the mutants whose names contain this text")

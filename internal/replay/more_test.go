@@ -111,3 +111,13 @@ func TestSharedTurn(t *testing.T) {
 		g.Expect(h.Reset()).To(Equal([]string{"add a"}))
 	})
 }
+
+// What cannot be compared counts, and nothing is earlier than anything.
+func TestLater(t *testing.T) {
+	g := NewWithT(t)
+	g.Expect(Later("9", "10")).To(Equal("10"))
+	g.Expect(Later("10", "9")).To(Equal("10"))
+	g.Expect(Later("305", "")).To(Equal("305"))
+	g.Expect(Later("", "305")).To(Equal("305"))
+	g.Expect(Later("a", "b")).To(Equal("b"))
+}

@@ -84,6 +84,15 @@ func (w *world) Restrict(t *testing.T, name string, names ...string) {
 	g.Expect(admin.Update(t.Context(), role)).To(Succeed())
 }
 
+func (w *world) Permit(t *testing.T, name string) {
+	t.Helper()
+	g := NewWithT(t)
+	role := &rbacv1.Role{}
+	g.Expect(admin.Get(t.Context(), client.ObjectKey{Namespace: w.namespace, Name: name}, role)).To(Succeed())
+	role.Rules = []rbacv1.PolicyRule{everythingInCore}
+	g.Expect(admin.Update(t.Context(), role)).To(Succeed())
+}
+
 // TestContract runs the contract with a real API server. The fake fulfills the same contract.
 func TestContract(t *testing.T) {
 	contract.Test(t, func(t *testing.T) contract.World {

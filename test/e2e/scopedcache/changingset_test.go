@@ -713,3 +713,49 @@ func TestHandlersOfASet(t *testing.T) {
 	g.Expect(err).To(MatchError(scopedcache.ErrReleased))
 	g.Expect(set.IsStopped()).To(BeTrue())
 }
+
+// While namespaces cannot be watched for a while, a set stays as it is.
+func TestNamespacesThatCannotBeWatched(t *testing.T) {
+	g := NewWithT(t)
+	u := newUser(t)
+	a, b := createNamespace(t), createNamespace(t)
+	mark := labels.Set{"set": a}
+	label(t, a, mark)
+	label(t, b, mark)
+	create(t, configMap(a, "in-a"), configMap(b, "in-b"))
+	u.grant(t, "", "namespaces", "list", "watch")
+	for _, ns := range []string{a, b} {
+		u.grant(t, ns, "configmaps", "list", "watch")
+	}
+	server := newFaultyServer(t, u)
+	cached := u.startWithConfig(t, server.config, scopedcache.Options{}, cache.Options{})
+	states := &observed{}
+	set, recorder := cached.holdSet(t, scopedcache.NamespacesWithLabels(labels.SelectorFromSet(mark)),
+		states.observe(strings.NewReplacer(a, "a", b, "b")), a, b)
+	g.Eventually(recorder.Events).WithTimeout(patience).Should(ConsistOf("add in-a", "add in-b"))
+	server.answerWith(func(w http.ResponseWriter, req *http.Request) bool {
+		if strings.HasSuffix(req.URL.Path, "/api/v1/namespaces") {
+			w.WriteHeader(http.StatusInternalServerError)
+			return true
+		}
+		return false
+	})
+	server.CloseClientConnections()
+	failing := func() bool {
+		return slices.ContainsFunc(cached.States(), func(s scopedcache.ScopeState) bool {
+			return s.GVK.Kind == "Namespace" && s.State == scopedcache.StateFailing
+		})
+	}
+	g.Eventually(failing).WithTimeout(patience).Should(BeTrue())
+	label(t, a, nil)
+	g.Eventually(func() scopedcache.State { return set.State().State }).WithTimeout(patience).
+		Should(Equal(scopedcache.StateSynced), "the informers of both go on, and which they are is not in doubt")
+	create(t, configMap(a, "second"))
+	g.Eventually(recorder.Events).WithTimeout(patience).Should(ContainElement("add second"))
+	g.Expect(recorder.Events()).NotTo(ContainElement(HavePrefix("delete")))
+	server.answerWith(nil)
+	g.Eventually(recorder.Events).WithTimeout(patience).
+		Should(ContainElements("delete unseen in-a", "delete unseen second"))
+	g.Expect(recorder.Events()).NotTo(ContainElement("delete unseen in-b"))
+	g.Expect(members(set)).To(ConsistOf(b + ": Synced"))
+}

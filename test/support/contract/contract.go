@@ -47,6 +47,8 @@ type World interface {
 	// Restrict leaves the extension's identity, of all permissions on ConfigMaps in Namespace, those
 	// to get, list and watch objects of these names or, without names, get alone.
 	Restrict(t *testing.T, name string, names ...string)
+	// Permit gives back what Restrict took.
+	Permit(t *testing.T, name string)
 }
 
 // Failing is a World in which probes can fail for a long time without a disconnect.

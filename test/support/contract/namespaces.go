@@ -101,12 +101,16 @@ func watchLabels(t *testing.T, w World) {
 	g.Eventually(heard).WithTimeout(patience).Should(Equal([]string{"create labelled", "delete labelled"}))
 	label(t, w, mark)
 	g.Eventually(heard).WithTimeout(patience).Should(HaveLen(3))
+	disconnect(t, w, "red")
+	connect(t, w, "red")
+	g.Eventually(heard).WithTimeout(patience).Should(HaveLen(4))
+	g.Expect(heard()[3]).To(Equal("create labelled"), "as after any reconnect, and no deletion")
 
 	disconnect(t, w, "red")
 	label(t, w, nil)
 	connect(t, w, "red")
 	g.Eventually(heard).WithTimeout(patience).Should(Equal([]string{"create labelled", "delete labelled",
-		"create labelled", "delete labelled"}), "it left while there was no connection")
+		"create labelled", "create labelled", "delete labelled"}), "it left while there was no connection")
 	w.Cache().Unwatch(ctx, key("red"), "labels")
 }
 
@@ -143,5 +147,9 @@ func watchAllowed(t *testing.T, w World) {
 		defer mu.Unlock()
 		return append([]scopedcache.State{}, states...)
 	}).WithTimeout(patience).Should(ContainElement(scopedcache.StateForbidden))
-	g.Expect(c.heard()).NotTo(ContainElement(HavePrefix("delete")), "permission deletes nothing")
+	g.Expect(w.Content().Delete(ctx, configMap(w, "later"))).To(Succeed())
+	c.forget()
+	w.Permit(t, "red")
+	g.Eventually(c.heard).WithTimeout(patience).Should(ContainElements("create allowed", "delete later"))
+	g.Expect(c.heard()).NotTo(ContainElement("delete allowed"), "permission deletes nothing")
 }
