@@ -29,6 +29,7 @@ type entry struct {
 	waiting   int         // guarded by entries.mu: the number of readers that wait
 	recent    atomic.Bool // set by each read, cleared at each check for idleness
 	tried     atomic.Bool // set under entries.mu: all holders are sets that try where they are allowed
+	ofSet     atomic.Bool // set under entries.mu: a holder hands handlers over from other informers
 	gone      latch.Latch // opened under entries.mu when the entry is dropped
 	endedIdle bool        // set before gone is opened: dropped because no one read it
 	end       func()      // set under entries.mu when the scope starts to run

@@ -127,6 +127,9 @@ func neededLocked(e *entry) bool {
 // holdersChangedLocked records that the holders of a scope have changed. The caller holds
 // entries.mu.
 func (s *entrySet) holdersChangedLocked(e *entry) {
+	e.ofSet.Store(slices.ContainsFunc(e.handles, func(h *Handle) bool {
+		return h.scope.Namespaces != nil && h.scope.Namespaces.kind == members.Allowed
+	}))
 	e.tried.Store(len(e.handles) > 0 && !e.pinned && !slices.ContainsFunc(e.handles, func(h *Handle) bool {
 		return h.scope.Namespaces == nil || h.scope.Namespaces.kind != members.Allowed
 	}))

@@ -77,7 +77,10 @@ func (s *entry) isReported() bool {
 	s.entries.mu.Lock()
 	handles := slices.Clone(s.handles)
 	s.entries.mu.Unlock()
-	return slices.ContainsFunc(handles, func(h *Handle) bool { return len(h.held.(*namespaceSet).membersNow()) == 0 })
+	return slices.ContainsFunc(handles, func(h *Handle) bool {
+		set, ok := h.held.(*namespaceSet)
+		return !ok || len(set.membersNow()) == 0
+	})
 }
 
 // settleLocked records that the result of a read is known. While an informer serves reads, its

@@ -10,8 +10,9 @@ import (
 )
 
 const (
-	// followInterval is how often a set looks whether an informer has caught up with others.
-	followInterval = 20 * time.Millisecond
+	// A set looks whether an informer has caught up with others after followAtFirst, and then less
+	// and less often, down to each followAtLast.
+	followAtFirst, followAtLast = 10 * time.Millisecond, time.Second
 	// takeOverFor is how long handlers of a set receive nothing while one informer takes over.
 	takeOverFor = 10 * time.Second
 )
@@ -26,23 +27,25 @@ type followed struct {
 
 // look adds to the facts how far informers are. The caller holds set.mu.
 func (f *followed) look(s *namespaceSet, facts *members.Facts) {
-	latest := ""
-	for _, h := range s.handlers {
-		latest = replay.Later(latest, h.latest)
-		for _, r := range h.feeds {
-			latest = replay.Later(latest, r.feed.Latest())
-		}
-	}
-	for namespace, i := range facts.Informers {
-		i.Behind = i.Synced && namespace != members.All && s.isAllowed() && !s.machine.Feeds(namespace) &&
-			!s.held[namespace].hasReached(latest)
-		facts.Informers[namespace] = i
+	if !s.isAllowed() {
+		return
 	}
 	all := facts.Informers[members.All]
-	if !all.Synced || s.machine.Feeds(members.All) {
+	candidate := all.Synced && !s.machine.Feeds(members.All) // to take over
+	received := replay.Versions{}
+	if candidate || !s.machine.AllFeed() {
+		received = s.receivedLocked()
+	}
+	for namespace, i := range facts.Informers {
+		i.Behind = i.Synced && namespace != members.All && !s.machine.Feeds(namespace) &&
+			!s.held[namespace].hasReached(received[namespace])
+		facts.Informers[namespace] = i
+	}
+	if !candidate {
 		*f = followed{}
 		return
 	}
+	latest := received.Latest()
 	if !f.synced {
 		f.synced, f.mark = true, latest
 	}
@@ -59,6 +62,17 @@ func (f *followed) look(s *namespaceSet, facts *members.Facts) {
 	}
 }
 
+// receivedLocked returns the latest versions that handlers have received. The caller holds mu.
+func (s *namespaceSet) receivedLocked() replay.Versions {
+	received := replay.Versions{}
+	for _, h := range s.handlers {
+		for namespace, version := range h.received() {
+			received.Note(namespace, version)
+		}
+	}
+	return received
+}
+
 // hasReached reports whether the running informer has a resource version, or versions cannot be
 // compared.
 func (s *entry) hasReached(wanted string) bool {
@@ -71,7 +85,11 @@ func (s *entry) hasReached(wanted string) bool {
 	if running == nil {
 		return false
 	}
-	order, err := resourceversion.CompareResourceVersion(running.shared.LastSyncResourceVersion(), wanted)
+	has := running.shared.LastSyncResourceVersion()
+	if has == "" {
+		return false // client-go sets it only after the list is in the store
+	}
+	order, err := resourceversion.CompareResourceVersion(has, wanted)
 	return err != nil || order >= 0
 }
 

@@ -196,7 +196,7 @@ func (r *run) newInformer(mapping *meta.RESTMapping, poll time.Duration, life mo
 		mapping:    mapping,
 		id:         latestInformer.Add(1),
 		polls:      poll > 0,
-		consistent: r.entry.env.writes.Enabled(),
+		consistent: r.entry.env.writes.Enabled() || r.entry.ofSet.Load(),
 	}
 	next.life, next.end = context.WithCancel(context.Background())
 	config, example := r.entry.selection.configOf(mapping), r.entry.selection.kind.example
@@ -240,7 +240,7 @@ func (r *run) newInformer(mapping *meta.RESTMapping, poll time.Duration, life mo
 		Unstreams: func() bool { return r.entry.env.unstreamed.has(mapping.Resource) },
 		Poll:      poll,
 		// A list from memory may be older than a write, and an informer counts as having what was written
-		// before its first list.
+		// before its first list. It may also be older than what a handler has received from another one.
 		Consistent: next.consistent,
 	}, example, resyncPeriod(config.SyncPeriod), indexers)
 	if err := next.shared.SetTransform(transformOf(r.entry.selection.kind, config.Transform)); err != nil {

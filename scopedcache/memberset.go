@@ -41,6 +41,7 @@ type namespaceSet struct {
 	existed    map[string]bool       // guarded by mu: namespaces that the cluster had
 	follows    followed              // guarded by mu: how the informer of all namespaces follows
 	again      *time.Timer           // guarded by mu: makes the set look again; nil if it need not
+	pause      time.Duration         // guarded by mu: until then
 	decided    bool                  // guarded by mu: it is known which namespaces there are, or cannot be now
 	unknown    error                 // guarded by mu: why the source knows no names; nil if it does
 	leftOut    int                   // guarded by mu: how many namespaces are left out
@@ -77,7 +78,10 @@ func (s *namespaceSet) begin(source nameSource) {
 	s.source = source
 	ended := s.ended
 	s.mu.Unlock()
-	if ended { // by another holder of the same handle
+	s.entries.mu.Lock()
+	ended = ended || s.entries.ended
+	s.entries.mu.Unlock()
+	if ended { // by another holder of the same handle, or with the cache
 		source.stop()
 		return
 	}
@@ -86,9 +90,13 @@ func (s *namespaceSet) begin(source nameSource) {
 		return
 	}
 	s.turn.Lock()
-	s.working, s.pending = true, true
+	s.pending = true
+	busy := s.working
+	s.working = true
 	s.turn.Unlock()
-	s.work()
+	if !busy { // else a goroutine has begun, because the cache runs
+		s.work()
+	}
 }
 
 // poke makes the set look again at what is known. It never blocks, and may be called from any
@@ -180,8 +188,9 @@ func (s *namespaceSet) decideLocked(facts members.Facts) {
 		s.decided = known
 	case s.machine.Feeds(members.All):
 		s.decided = true
-	default:
+	case all.Forbidden || len(s.machine.Members(facts.Informers)) == 0:
 		s.decided = !s.machine.TakesOver() && (all.Forbidden && known || s.held[members.All].isNotServed())
+	default: // the informer of all namespaces begins; until it takes over, the set is what it was
 	}
 	s.leftOut, s.kept = s.machine.LeftOut(facts), 0
 	for _, namespace := range facts.Recorded {
@@ -197,9 +206,11 @@ func (s *namespaceSet) decideLocked(facts members.Facts) {
 		s.again.Stop()
 		s.again = nil
 	}
-	if waits {
-		s.again = time.AfterFunc(followInterval, s.poke)
+	if s.pause = min(max(2*s.pause, followAtFirst), followAtLast); !waits {
+		s.pause = 0
+		return
 	}
+	s.again = time.AfterFunc(s.pause, s.poke)
 }
 
 // memberChanged is called when the state of a member changes.
@@ -276,11 +287,16 @@ func (s *namespaceSet) factsLocked() members.Facts {
 	slices.Sort(facts.Recorded)
 	facts.Recorded = slices.Compact(facts.Recorded)
 	if watcher := s.entries.env.options.NamespaceWatcher; watcher != nil {
-		before := s.existed
+		before, received := s.existed, sync.OnceValue(s.receivedLocked)
 		s.existed = map[string]bool{}
 		for _, namespace := range slices.AppendSeq(slices.Clone(facts.Recorded), maps.Keys(s.held)) {
 			exists, known := watcher.has(namespace)
-			had := before[namespace] || facts.Informers[namespace].Served || slices.Contains(facts.Recorded, namespace)
+			// What the watcher did not see must be older than what it has seen.
+			had := before[namespace]
+			if known && !exists && !had {
+				since := received()[namespace]
+				had = since != "" && watcher.hasReached(since)
+			}
 			s.existed[namespace] = exists || had
 			facts.Gone[namespace] = known && !exists && had && namespace != members.All
 		}

@@ -23,7 +23,7 @@ type setHandler struct {
 	done    latch.Latch
 
 	feeds  map[string]*registration // guarded by set.mu: by namespace
-	latest string                   // guarded by set.mu: the latest version that a feed delivered
+	latest replay.Versions          // guarded by set.mu: the latest that feeds that ended delivered
 
 	mu       sync.Mutex              // after set.mu
 	record   replay.Seen             // guarded by mu: what nothing feeds
@@ -41,11 +41,13 @@ func (s *namespaceSet) addHandler(handler toolscache.ResourceEventHandler,
 		options:  options,
 		feeds:    map[string]*registration{},
 		record:   replay.Seen{},
+		latest:   replay.Versions{},
 		deleting: map[string]*replay.Feed{},
 	}
 	if resumed, ok := handler.(replay.ResumedHandler); ok {
 		h.handler, h.feeding = resumed.ResourceEventHandler, resumed.Options
 		maps.Copy(h.record, resumed.Options.Seen)
+		h.note(resumed.Options.Seen.Latest())
 		h.feeding.Seen = nil
 	}
 	h.feeding.Turn = replay.NewTurn()
@@ -56,9 +58,6 @@ func (s *namespaceSet) addHandler(handler toolscache.ResourceEventHandler,
 	}
 	if s.user.hasEnded() {
 		return nil, s.user.stopError()
-	}
-	for key := range h.record {
-		s.existed[key.Namespace] = true // an earlier connection saw it
 	}
 	for namespace := range s.held {
 		if !s.machine.Feeds(namespace) {
@@ -145,13 +144,32 @@ func (h *setHandler) keep(namespace string) {
 	delete(h.feeds, namespace)
 	_ = r.entry.remove(r) // fails only for another informer's handler
 	seen, latest := r.feed.HandOver()
-	h.latest = replay.Later(h.latest, latest)
+	h.note(latest)
 	h.put(seen)
+}
+
+// note records what the handler has received.
+func (h *setHandler) note(latest replay.Versions) {
+	for namespace, version := range latest {
+		h.latest.Note(namespace, version)
+	}
+}
+
+// received returns the latest versions that the handler has received. The caller holds set.mu.
+func (h *setHandler) received() replay.Versions {
+	received := maps.Clone(h.latest)
+	for _, r := range h.feeds {
+		for namespace, version := range r.feed.Latest() {
+			received.Note(namespace, version)
+		}
+	}
+	return received
 }
 
 // delete makes the handler receive a deletion for each object on record of the namespace.
 func (h *setHandler) delete(namespace string) {
 	seen := h.take(namespace)
+	delete(h.latest, namespace)
 	if len(seen) == 0 {
 		return
 	}
@@ -190,10 +208,14 @@ func (h *setHandler) recorded() []string {
 	return slices.Collect(maps.Keys(found))
 }
 
-// hasAll reports whether the handler has received all objects of every informer that feeds it.
+// hasAll reports whether the handler has received all objects of every informer that feeds it, and
+// each does that may.
 func (h *setHandler) hasAll() bool {
 	h.set.mu.Lock()
 	defer h.set.mu.Unlock()
+	if !h.set.machine.AllFeed() {
+		return false
+	}
 	for _, r := range h.feeds {
 		if !r.done.IsOpen() {
 			return false

@@ -60,7 +60,7 @@ func (s *namespaceSet) awaitDecided(ctx context.Context) ([]*entry, error) {
 			return nil, s.released("reading")
 		}
 		now, entries := s.summary((*entry).snapshotOfState), s.membersNow()
-		if decided && (len(entries) > 0 || now.State == StateSynced) {
+		if decided && (len(entries) > 0 || now.State == StateSynced && !s.isAllowed()) {
 			return entries, nil
 		}
 		if decided && now.LastError != nil && now.State != StateFailing {
@@ -148,7 +148,11 @@ func (s *namespaceSet) readers(ctx context.Context) ([]client.Reader, error) {
 		if err != nil {
 			return nil, err
 		}
-		if readers, err := s.readersOf(ctx, entries); !s.hasLeft(err) {
+		readers, err := s.readersOf(ctx, entries)
+		switch {
+		case s.hasLeft(err):
+		case err == nil && len(readers) == 0 && len(entries) > 0: // all were only tried
+		default:
 			return readers, err
 		}
 	}

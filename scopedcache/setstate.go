@@ -60,6 +60,11 @@ func (s *namespaceSet) summary(of func(*entry) ScopeState) ScopeState {
 	all, whole, decided, since := s.held[members.All], s.machine.Feeds(members.All), s.decided, s.knownSince
 	lacks := &PartialError{NamespacesErr: s.unknown, LeftOut: s.leftOut, Kept: s.kept, Of: len(entries)}
 	s.mu.Unlock()
+	if tried := all; tried != nil && !whole && lacks.NamespacesErr == nil {
+		if now := tried.snapshotOfState(); now.State == StateFailing {
+			lacks.NamespacesErr = errors.WithMessage(now.LastError, "listing all namespaces")
+		}
+	}
 	if whole || len(entries) == 0 && all != nil {
 		return s.summaryOfAll(of(all), decided || whole, lacks)
 	}

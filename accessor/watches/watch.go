@@ -288,11 +288,8 @@ func (w *watch) observer(conn Connection) func(scopedcache.ScopeState) {
 		if w.ended || conn.Err() != nil || w.reporter != nil && w.reporter.Epoch() > conn.Epoch() {
 			return
 		}
-		if w.reporter != nil && w.reporter != conn {
-			w.pending = nil // of an earlier connection
-		}
 		if w.reportedBy != conn.Epoch() {
-			w.reportedBy = conn.Epoch()
+			w.reportedBy, w.pending = conn.Epoch(), nil // what is pending is of an earlier connection
 			w.leaveAllLocked()
 		}
 		w.pending = put(w.pending, state)

@@ -58,7 +58,7 @@ type Feed struct {
 
 	mu        sync.Mutex
 	begun     bool                               // guarded by mu; there was a source
-	latest    string                             // guarded by mu; the latest version that the handler received
+	latest    Versions                           // guarded by mu; what the handler received
 	source    *Source                            // guarded by mu; the source whose events are passed on, nil for none
 	delivered map[client.ObjectKey]client.Object // guarded by mu; the objects received from source
 	missing   Seen                               // guarded by mu; the objects received from earlier sources only
@@ -118,20 +118,20 @@ func (f *Feed) Seen() Seen {
 }
 
 // HandOver is Seen, for a feed of the same handler at the same API server: that feed adds only
-// objects of which the handler has not received the version. latest is the latest resource version
-// that the handler has received; empty if there is none, or the feed has a turn of its own.
-func (f *Feed) HandOver() (seen Seen, latest string) {
+// objects of which the handler has not received the version. latest has the latest versions that
+// the handler has received, of objects and of deletions; nil if the feed has a turn of its own.
+func (f *Feed) HandOver() (seen Seen, latest Versions) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.endLocked()
-	return maps.Clone(f.missing), f.latest
+	return maps.Clone(f.missing), maps.Clone(f.latest)
 }
 
 // Latest returns the latest resource version that the handler has received, as HandOver does.
-func (f *Feed) Latest() string {
+func (f *Feed) Latest() Versions {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	return f.latest
+	return maps.Clone(f.latest)
 }
 
 // endLocked moves the objects that the handler received from the source to the missing objects.
@@ -263,9 +263,27 @@ func (s *Source) recordLocked(object any) (deletion *toolscache.DeletedFinalStat
 
 // noteLocked records how far the handler is, for a feed that may take over.
 func (f *Feed) noteLocked(received client.Object) {
-	if f.shares {
-		f.latest = Later(f.latest, received.GetResourceVersion())
+	if !f.shares {
+		return
 	}
+	if f.latest == nil {
+		f.latest = Versions{}
+	}
+	f.latest.Note(received.GetNamespace(), received.GetResourceVersion())
+}
+
+// Versions are the latest resource versions by namespace.
+type Versions map[string]string
+
+// Note records a version.
+func (v Versions) Note(namespace, version string) { v[namespace] = Later(v[namespace], version) }
+
+// Latest returns the latest version of all namespaces, empty if there is none.
+func (v Versions) Latest() (latest string) {
+	for _, version := range v {
+		latest = Later(latest, version)
+	}
+	return latest
 }
 
 // Later returns the later of two resource versions, the second if they cannot be compared. An empty

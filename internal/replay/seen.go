@@ -24,6 +24,15 @@ type Object struct {
 	current         bool // the handler need not receive this version again
 }
 
+// Latest returns the latest versions of the objects.
+func (s Seen) Latest() Versions {
+	versions := Versions{}
+	for key, object := range s {
+		versions.Note(key.Namespace, object.resourceVersion)
+	}
+	return versions
+}
+
 // Outdate makes the next feed add the objects, even if the handler has received these versions.
 func (s Seen) Outdate() {
 	for key, object := range s {

@@ -108,6 +108,16 @@ func (m *Machine) TakesOver() bool { return m.taking }
 // Feeds reports whether the informer feeds the handlers.
 func (m *Machine) Feeds(namespace string) bool { return m.held[namespace] }
 
+// AllFeed reports whether each informer feeds the handlers that will.
+func (m *Machine) AllFeed() bool {
+	for _, namespace := range m.namespaces() {
+		if !m.held[namespace] && !m.buried[namespace] {
+			return false
+		}
+	}
+	return !m.taking
+}
+
 // Members returns the informers whose objects are those of the set, sorted. An Allowed set has no
 // namespace in which the identity never had access.
 func (m *Machine) Members(informers map[string]Informer) (members []string) {
