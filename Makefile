@@ -156,7 +156,8 @@ run/test/e2e/replicas:
 run/scopedcache/internal/rbacindex:
 	@go test -race -timeout 20m ./scopedcache/internal/rbacindex
 run/explorations:
-	@go test -p 1 -run 'Explore|Diagram|AtRest' ./accessor/internal/lifecycle ./scopedcache/internal/monitor
+	@go test -p 1 -run 'Explore|Diagram|AtRest' ./accessor/internal/lifecycle ./scopedcache/internal/monitor \
+		./scopedcache/internal/members
 run/conformance:
 	@go run ./hack/conformance
 run/%:

@@ -2,6 +2,8 @@ package e2e
 
 import (
 	"context"
+	"maps"
+	"net/http"
 	"slices"
 	"strings"
 	"testing"
@@ -93,12 +95,15 @@ func TestNamespaceOfASetIsDeletedWhileDisconnected(t *testing.T) {
 }
 
 // A content watch of a set has each kind in each of its namespaces. MaxNamespaces bounds what is
-// allowed, and OnError says so.
+// allowed, and OnError says so. By the API server's own log, nothing is refused, and nothing else
+// is watched or asked for.
 func TestWatchContentOfASet(t *testing.T) {
 	g := NewWithT(t)
 	ctx := t.Context()
+	begin := time.Now()
 	bindOperator(t, "latchkey-rbac-events")
 	ns, other, third := namespace(t), namespace(t), namespace(t)
+	namespace(t) // without permission
 	tenant(t, ns, "tenant")
 	grantIn(t, other, ns, "tenant")
 	grantIn(t, third, ns, "tenant")
@@ -134,6 +139,17 @@ func TestWatchContentOfASet(t *testing.T) {
 		Should(Receive(Equal("2 of 2 namespaces synced, 1 left out by MaxNamespaces")))
 	g.Expect(o.state("tenant").Watches).To(HaveExactElements(HaveField("Scope.Namespaces",
 		Equal(scopedcache.WhereverAllowed()))))
+	watched := map[string]struct{}{}
+	for _, event := range auditLog(t, begin) {
+		if event.who() != "system:serviceaccount:"+ns+":tenant" {
+			continue
+		}
+		g.Expect(event.ResponseStatus.Code).NotTo(Equal(http.StatusForbidden), event.String())
+		if event.what() == "watch configmaps" {
+			watched[event.ObjectRef.Namespace] = struct{}{}
+		}
+	}
+	g.Expect(slices.Sorted(maps.Keys(watched))).To(Equal(first))
 }
 
 // At the API server of a kubeconfig, the identity's own permissions decide, and not what the host
