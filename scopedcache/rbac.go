@@ -140,6 +140,9 @@ func (e *RBACWatcher) Start(ctx context.Context) error {
 	return e.cache.Start(ctx)
 }
 
+// NeedLeaderElection makes managers start the watcher on every replica: so do caches.
+func (e *RBACWatcher) NeedLeaderElection() bool { return false }
+
 func (e *RBACWatcher) close() {
 	e.mu.Lock()
 	e.closed = true
