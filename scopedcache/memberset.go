@@ -184,7 +184,7 @@ func (s *namespaceSet) decideLocked(facts members.Facts) {
 	all, isHeld := facts.Informers[members.All]
 	known := !isNotYet(s.unknown)
 	switch {
-	case s.scope.Namespaces.kind != members.Allowed || !isHeld:
+	case !s.isAllowed() || !isHeld:
 		s.decided = known
 	case s.machine.Feeds(members.All):
 		s.decided = true
@@ -194,7 +194,7 @@ func (s *namespaceSet) decideLocked(facts members.Facts) {
 	}
 	s.leftOut, s.kept = s.machine.LeftOut(facts), 0
 	for _, namespace := range facts.Recorded {
-		if s.scope.Namespaces.kind == members.Allowed && s.held[namespace] == nil && !s.machine.TakesOver() {
+		if s.isAllowed() && s.held[namespace] == nil && !s.machine.TakesOver() {
 			s.kept++
 		}
 	}
