@@ -16,6 +16,7 @@ import (
 
 	"github.com/latchkey-dev/latchkey/accessor/watches"
 	"github.com/latchkey-dev/latchkey/internal/replay"
+	"github.com/latchkey-dev/latchkey/internal/versions"
 	"github.com/latchkey-dev/latchkey/scopedcache"
 )
 
@@ -272,7 +273,7 @@ func (s *changingSubscription) changed(object client.Object) {
 	key := client.ObjectKeyFromObject(object)
 	before := s.known[keyOf(key)]
 	if s.set.of(key.Namespace) != passes || before != nil &&
-		replay.Later(before.GetResourceVersion(), object.GetResourceVersion()) == before.GetResourceVersion() {
+		versions.Later(before.GetResourceVersion(), object.GetResourceVersion()) == before.GetResourceVersion() {
 		return
 	}
 	s.known[keyOf(key)] = object

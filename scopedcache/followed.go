@@ -5,7 +5,7 @@ import (
 
 	"k8s.io/apimachinery/pkg/util/resourceversion"
 
-	"github.com/latchkey-dev/latchkey/internal/replay"
+	"github.com/latchkey-dev/latchkey/internal/versions"
 	"github.com/latchkey-dev/latchkey/scopedcache/internal/members"
 )
 
@@ -32,7 +32,7 @@ func (f *followed) look(s *namespaceSet, facts *members.Facts) {
 	}
 	all := facts.Informers[members.All]
 	candidate := all.Synced && !s.machine.Feeds(members.All) // to take over
-	received := replay.Versions{}
+	received := versions.ByNamespace{}
 	if candidate || !s.machine.AllFeed() {
 		received = s.receivedLocked()
 	}
@@ -63,8 +63,8 @@ func (f *followed) look(s *namespaceSet, facts *members.Facts) {
 }
 
 // receivedLocked returns the latest versions that handlers have received. The caller holds mu.
-func (s *namespaceSet) receivedLocked() replay.Versions {
-	received := replay.Versions{}
+func (s *namespaceSet) receivedLocked() versions.ByNamespace {
+	received := versions.ByNamespace{}
 	for _, h := range s.handlers {
 		for namespace, version := range h.received() {
 			received.Note(namespace, version)

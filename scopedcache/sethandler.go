@@ -10,6 +10,7 @@ import (
 
 	"github.com/latchkey-dev/latchkey/internal/latch"
 	"github.com/latchkey-dev/latchkey/internal/replay"
+	"github.com/latchkey-dev/latchkey/internal/versions"
 	"github.com/latchkey-dev/latchkey/scopedcache/internal/members"
 )
 
@@ -23,7 +24,7 @@ type setHandler struct {
 	done    latch.Latch
 
 	feeds  map[string]*registration // guarded by set.mu: by namespace
-	latest replay.Versions          // guarded by set.mu: the latest that feeds that ended delivered
+	latest versions.ByNamespace     // guarded by set.mu: the latest that feeds that ended delivered
 
 	mu       sync.Mutex              // after set.mu
 	record   replay.Seen             // guarded by mu: what nothing feeds
@@ -41,7 +42,7 @@ func (s *namespaceSet) addHandler(handler toolscache.ResourceEventHandler,
 		options:  options,
 		feeds:    map[string]*registration{},
 		record:   replay.Seen{},
-		latest:   replay.Versions{},
+		latest:   versions.ByNamespace{},
 		deleting: map[string]*replay.Feed{},
 	}
 	if resumed, ok := handler.(replay.ResumedHandler); ok {
@@ -149,14 +150,14 @@ func (h *setHandler) keep(namespace string) {
 }
 
 // note records what the handler has received.
-func (h *setHandler) note(latest replay.Versions) {
+func (h *setHandler) note(latest versions.ByNamespace) {
 	for namespace, version := range latest {
 		h.latest.Note(namespace, version)
 	}
 }
 
 // received returns the latest versions that the handler has received. The caller holds set.mu.
-func (h *setHandler) received() replay.Versions {
+func (h *setHandler) received() versions.ByNamespace {
 	received := maps.Clone(h.latest)
 	for _, r := range h.feeds {
 		for namespace, version := range r.feed.Latest() {

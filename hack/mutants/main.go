@@ -20,7 +20,7 @@ var machines = []string{"accessor/internal/lifecycle", "scopedcache/internal/mem
 
 // guarded are packages whose mutants break guards against rare interleavings.
 var guarded = []string{"accessor/internal/connection", "accessor/internal/fencedconn", "accessor/internal/targets",
-	"clustercache", "credential", "internal/ownwrites", "internal/replay", "scopedcache",
+	"clustercache", "credential", "internal/ownwrites", "internal/replay", "internal/versions", "scopedcache",
 	"scopedcache/internal/lightinformer"}
 
 func main() {

@@ -13,6 +13,8 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/utils/ptr"
 	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/latchkey-dev/latchkey/internal/versions"
 )
 
 // Client is a client.Client that records its writes, and whose cached reads include them. Options
@@ -283,7 +285,7 @@ func deleted(e *exchange, known []Object) Write {
 	w := Write{Gone: true, Object: Object{UID: answer.Details.UID}}
 	for _, object := range known {
 		if object.UID == w.UID {
-			w.Version = later(w.Version, object.Version)
+			w.Version = versions.Later(w.Version, object.Version)
 		}
 	}
 	return w

@@ -5,7 +5,8 @@ import (
 	"slices"
 
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/apimachinery/pkg/util/resourceversion"
+
+	"github.com/latchkey-dev/latchkey/internal/versions"
 )
 
 // Informer is what one informer has of a kind.
@@ -92,13 +93,13 @@ func (r *requirement) compare(informer Informer) verdict {
 		return has
 	}
 	version := informer.Version()
-	if r.barrier != "" && reached(version, r.barrier) {
+	if r.barrier != "" && versions.Reached(version, r.barrier) {
 		return has
 	}
 	stored, found := informer.Stored(r.key())
 	absent := slices.Contains(r.absentIn, informer.ID())
 	switch {
-	case absent && found && !after(stored.Version, r.barrier):
+	case absent && found && !versions.IsAfter(stored.Version, r.barrier):
 		return lacks
 	case absent:
 		return shows
@@ -106,7 +107,7 @@ func (r *requirement) compare(informer Informer) verdict {
 		return unsure
 	case r.gone:
 		return r.judgeDeletion(informer, version, stored, found)
-	case reached(version, r.Version):
+	case versions.Reached(version, r.Version):
 		return has
 	case found, !informer.HasSelectors():
 		return lacks
@@ -123,7 +124,7 @@ func (r *requirement) judgeDeletion(informer Informer, version string, stored Ob
 		return lacks
 	case informer.HasSelectors(), found && stored.UID == "":
 		return unsure
-	case reached(version, r.Version):
+	case versions.Reached(version, r.Version):
 		return has
 	}
 	return lacks
@@ -167,11 +168,11 @@ func (r *requirement) add(w *Write, seq uint64) {
 		return // what is unknown may have come after this write: a list will tell
 	case w.UID == before.UID && before.seq > 0:
 		r.gone = before.gone || w.Gone
-		if !after(before.Version, w.Version) {
+		if !versions.IsAfter(before.Version, w.Version) {
 			r.labels = w.Labels
 		}
-		r.Version = later(before.Version, w.Version)
-	case before.seq == 0, !after(before.Version, w.Version):
+		r.Version = versions.Later(before.Version, w.Version)
+	case before.seq == 0, !versions.IsAfter(before.Version, w.Version):
 		r.Object, r.gone, r.labels = w.Object, w.Gone, w.Labels
 	default: // the object of the earlier one was created after this one had been deleted
 	}
@@ -198,28 +199,4 @@ func copyOf(labels map[string]string) map[string]string {
 	known := make(map[string]string, len(labels))
 	maps.Copy(known, labels)
 	return known
-}
-
-// reached reports whether a version is another one or a later one. Versions that cannot be compared
-// are reached: nothing can be waited for.
-func reached(version, other string) bool {
-	if version == "" {
-		return false
-	}
-	order, err := resourceversion.CompareResourceVersion(version, other)
-	return err != nil || order >= 0
-}
-
-// after reports whether a version is known to be later than another one.
-func after(version, other string) bool {
-	order, err := resourceversion.CompareResourceVersion(version, other)
-	return err == nil && order > 0
-}
-
-// later returns the later one of two versions, the second if that is not known.
-func later(version, other string) string {
-	if after(version, other) || other == "" {
-		return version
-	}
-	return other
 }

@@ -8,6 +8,8 @@ import (
 	. "github.com/onsi/gomega"
 	corev1 "k8s.io/api/core/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/latchkey-dev/latchkey/internal/versions"
 )
 
 // The next informer does not repeat a deletion that the handler received, and the record of an
@@ -57,9 +59,8 @@ func TestHandOver(t *testing.T) {
 	first.OnAdd(versioned("deleted", "deleted", "3"), true)
 	first.OnDelete(versioned("deleted", "deleted", "20"))
 	seen, latest := f.HandOver()
-	g.Expect(latest).To(Equal(Versions{"ns": "20"}), "the deletion counts")
-	g.Expect(Versions{"a": "9", "b": "10"}.Latest()).To(Equal("10"))
-	g.Expect(seen.Latest()).To(Equal(Versions{"ns": "14"}))
+	g.Expect(latest).To(Equal(versions.ByNamespace{"ns": "20"}), "the deletion counts")
+	g.Expect(seen.Latest()).To(Equal(versions.ByNamespace{"ns": "14"}))
 	g.Expect(seen).To(HaveLen(5))
 	h.Reset()
 	first.OnAdd(versioned("late", "late", "21"), false)
@@ -112,14 +113,4 @@ func TestSharedTurn(t *testing.T) {
 		synctest.Wait()
 		g.Expect(h.Reset()).To(Equal([]string{"add a"}))
 	})
-}
-
-// What cannot be compared counts, and nothing is earlier than anything.
-func TestLater(t *testing.T) {
-	g := NewWithT(t)
-	g.Expect(Later("9", "10")).To(Equal("10"))
-	g.Expect(Later("10", "9")).To(Equal("10"))
-	g.Expect(Later("305", "")).To(Equal("305"))
-	g.Expect(Later("", "305")).To(Equal("305"))
-	g.Expect(Later("a", "b")).To(Equal("b"))
 }

@@ -4,11 +4,11 @@ import (
 	"maps"
 	"sync"
 
-	"k8s.io/apimachinery/pkg/util/resourceversion"
 	toolscache "k8s.io/client-go/tools/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/latchkey-dev/latchkey/internal/latch"
+	"github.com/latchkey-dev/latchkey/internal/versions"
 )
 
 // Options configure how a Feed calls its handler.
@@ -58,7 +58,7 @@ type Feed struct {
 
 	mu        sync.Mutex
 	begun     bool                               // guarded by mu; there was a source
-	latest    Versions                           // guarded by mu; what the handler received
+	latest    versions.ByNamespace               // guarded by mu; what the handler received
 	source    *Source                            // guarded by mu; the source whose events are passed on, nil for none
 	delivered map[client.ObjectKey]client.Object // guarded by mu; the objects received from source
 	missing   Seen                               // guarded by mu; the objects received from earlier sources only
@@ -120,7 +120,7 @@ func (f *Feed) Seen() Seen {
 // HandOver is Seen, for a feed of the same handler at the same API server: that feed adds only
 // objects of which the handler has not received the version. latest has the latest versions that
 // the handler has received, of objects and of deletions; nil if the feed has a turn of its own.
-func (f *Feed) HandOver() (seen Seen, latest Versions) {
+func (f *Feed) HandOver() (seen Seen, latest versions.ByNamespace) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.endLocked()
@@ -128,7 +128,7 @@ func (f *Feed) HandOver() (seen Seen, latest Versions) {
 }
 
 // Latest returns the latest resource version that the handler has received, as HandOver does.
-func (f *Feed) Latest() Versions {
+func (f *Feed) Latest() versions.ByNamespace {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	return maps.Clone(f.latest)
@@ -254,7 +254,7 @@ func (s *Source) recordLocked(object any) (deletion *toolscache.DeletedFinalStat
 	}
 	delete(s.feed.missing, key)
 	if previous.uid == received.GetUID() {
-		return nil, !previous.current || Later(previous.resourceVersion, received.GetResourceVersion()) !=
+		return nil, !previous.current || versions.Later(previous.resourceVersion, received.GetResourceVersion()) !=
 			previous.resourceVersion
 	}
 	gone := previous.lastKnown(s.feed.example, key)
@@ -267,35 +267,9 @@ func (f *Feed) noteLocked(received client.Object) {
 		return
 	}
 	if f.latest == nil {
-		f.latest = Versions{}
+		f.latest = versions.ByNamespace{}
 	}
 	f.latest.Note(received.GetNamespace(), received.GetResourceVersion())
-}
-
-// Versions are the latest resource versions by namespace.
-type Versions map[string]string
-
-// Note records a version.
-func (v Versions) Note(namespace, version string) { v[namespace] = Later(v[namespace], version) }
-
-// Latest returns the latest version of all namespaces, empty if there is none.
-func (v Versions) Latest() (latest string) {
-	for _, version := range v {
-		latest = Later(latest, version)
-	}
-	return latest
-}
-
-// Later returns the later of two resource versions, the second if they cannot be compared. An empty
-// one is earlier than any.
-func Later(one, other string) string {
-	if other == "" {
-		return one
-	}
-	if order, err := resourceversion.CompareResourceVersion(one, other); err == nil && order > 0 {
-		return one
-	}
-	return other
 }
 
 // forgetLocked removes an object from the record, because it is gone.

@@ -9,6 +9,8 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	toolscache "k8s.io/client-go/tools/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/latchkey-dev/latchkey/internal/versions"
 )
 
 // Seen is the record of the objects that a handler received.
@@ -25,12 +27,12 @@ type Object struct {
 }
 
 // Latest returns the latest versions of the objects.
-func (s Seen) Latest() Versions {
-	versions := Versions{}
+func (s Seen) Latest() versions.ByNamespace {
+	latest := versions.ByNamespace{}
 	for key, object := range s {
-		versions.Note(key.Namespace, object.resourceVersion)
+		latest.Note(key.Namespace, object.resourceVersion)
 	}
-	return versions
+	return latest
 }
 
 // Outdate makes the next feed add the objects, even if the handler has received these versions.

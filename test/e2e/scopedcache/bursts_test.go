@@ -23,7 +23,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
-	"github.com/latchkey-dev/latchkey/internal/replay"
+	"github.com/latchkey-dev/latchkey/internal/versions"
 	"github.com/latchkey-dev/latchkey/scopedcache"
 )
 
@@ -60,7 +60,7 @@ func (l *ledger) OnAdd(added any, _ bool) {
 	defer l.mu.Unlock()
 	object := added.(client.Object)
 	version, known := l.versionByUID[object.GetUID()]
-	again := l.changesAsAdds && replay.Later(version, object.GetResourceVersion()) != version
+	again := l.changesAsAdds && versions.Later(version, object.GetResourceVersion()) != version
 	l.noteVersion(object)
 	if known && !l.allowReadds && !again {
 		l.violationLog = append(l.violationLog, "a second add event for "+object.GetName())
@@ -76,7 +76,7 @@ func (l *ledger) noteVersion(object client.Object) {
 		return
 	}
 	before, version := l.latestByUID[object.GetUID()], object.GetResourceVersion()
-	if before != "" && replay.Later(before, version) == before {
+	if before != "" && versions.Later(before, version) == before {
 		l.violationLog = append(l.violationLog, "version "+version+" of "+object.GetName()+" after "+before)
 	}
 	l.latestByUID[object.GetUID()] = version
@@ -107,7 +107,7 @@ func (l *ledger) OnDelete(deleted any) {
 	defer l.mu.Unlock()
 	object := deleted.(client.Object)
 	if l.changesAsAdds {
-		l.latestByUID[object.GetUID()] = replay.Later(l.latestByUID[object.GetUID()], object.GetResourceVersion())
+		l.latestByUID[object.GetUID()] = versions.Later(l.latestByUID[object.GetUID()], object.GetResourceVersion())
 	}
 	if _, known := l.versionByUID[object.GetUID()]; !known {
 		l.violationLog = append(l.violationLog, "a delete event for the unknown object "+object.GetName())
