@@ -12,6 +12,7 @@ import (
 	toolscache "k8s.io/client-go/tools/cache"
 
 	"github.com/latchkey-dev/latchkey/internal/latch"
+	"github.com/latchkey-dev/latchkey/internal/versions"
 	"github.com/latchkey-dev/latchkey/scopedcache/internal/members"
 )
 
@@ -38,14 +39,8 @@ type namespaceSet struct {
 	held       map[string]*entry     // guarded by mu: by namespace
 	handlers   []*setHandler         // guarded by mu
 	indexers   []toolscache.Indexers // guarded by mu: for every informer
-	existed    map[string]bool       // guarded by mu: namespaces that the cluster had
-	follows    followed              // guarded by mu: how the informer of all namespaces follows
 	again      *time.Timer           // guarded by mu: makes the set look again; nil if it need not
-	pause      time.Duration         // guarded by mu: until then
-	decided    bool                  // guarded by mu: it is known which namespaces there are, or cannot be now
 	unknown    error                 // guarded by mu: why the source knows no names; nil if it does
-	leftOut    int                   // guarded by mu: how many namespaces are left out
-	kept       int                   // guarded by mu: how many more namespaces handlers know objects of
 	knownSince time.Time             // guarded by mu: since when unknown has its value
 	changed    chan struct{}         // guarded by mu: closed after each round
 	forbidden  bool                  // only the goroutine that works uses it: the log has it
@@ -60,7 +55,6 @@ func newNamespaceSet(s *scopedCache, k *kind, scope Scope, holder *Handle) *name
 		holder:  holder,
 		machine: members.New(members.Config{Kind: scope.Namespaces.kind, Max: s.env.options.MaxNamespaces}),
 		held:    map[string]*entry{},
-		existed: map[string]bool{},
 		unknown: errNotYet,
 		changed: make(chan struct{}),
 
@@ -134,8 +128,7 @@ func (s *namespaceSet) round() bool {
 		s.mu.Unlock()
 		return false
 	}
-	facts := s.factsLocked()
-	effects := s.stepLocked(facts)
+	effects := s.machine.Step(s.factsLocked())
 	var began, left []*entry
 	for _, effect := range effects {
 		switch effect.Do {
@@ -150,8 +143,12 @@ func (s *namespaceSet) round() bool {
 			}
 		}
 	}
-	if len(effects) == 0 {
-		s.decideLocked(facts)
+	if s.again != nil {
+		s.again.Stop()
+		s.again = nil
+	}
+	if pause := s.machine.Outcome().Again; len(effects) == 0 && pause > 0 {
+		s.again = time.AfterFunc(pause, s.poke)
 	}
 	s.mu.Unlock()
 	for _, e := range left {
@@ -170,48 +167,6 @@ func (s *namespaceSet) round() bool {
 // errClusterScoped is why a set has no namespaces.
 var errClusterScoped = errors.New("the kind is cluster-scoped, so a Scope with Namespaces would have an informer of " +
 	"all objects for each: leave Namespaces out")
-
-// stepLocked returns what the machine says. The caller holds mu.
-func (s *namespaceSet) stepLocked(facts members.Facts) []members.Effect {
-	if errors.Is(s.unknown, errClusterScoped) {
-		return s.machine.Stop()
-	}
-	return s.machine.Step(facts)
-}
-
-// decideLocked records what is known when the machine has nothing to do. The caller holds mu.
-func (s *namespaceSet) decideLocked(facts members.Facts) {
-	all, isHeld := facts.Informers[members.All]
-	known := !isNotYet(s.unknown)
-	switch {
-	case !s.isAllowed() || !isHeld:
-		s.decided = known
-	case s.machine.Feeds(members.All):
-		s.decided = true
-	case all.Forbidden || len(s.machine.Members(facts.Informers)) == 0:
-		s.decided = !s.machine.TakesOver() && (all.Forbidden && known || s.held[members.All].isNotServed())
-	default: // the informer of all namespaces begins; until it takes over, the set is what it was
-	}
-	s.leftOut, s.kept = s.machine.LeftOut(facts), 0
-	for _, namespace := range facts.Recorded {
-		if s.isAllowed() && s.held[namespace] == nil && !s.machine.TakesOver() {
-			s.kept++
-		}
-	}
-	waits := s.machine.TakesOver() || all.Synced && !s.machine.Feeds(members.All)
-	for _, i := range facts.Informers {
-		waits = waits || i.Behind
-	}
-	if s.again != nil {
-		s.again.Stop()
-		s.again = nil
-	}
-	if s.pause = min(max(2*s.pause, followAtFirst), followAtLast); !waits {
-		s.pause = 0
-		return
-	}
-	s.again = time.AfterFunc(s.pause, s.poke)
-}
 
 // memberChanged is called when the state of a member changes.
 func (s *namespaceSet) memberChanged(now ScopeState) {
@@ -233,7 +188,7 @@ func (s *namespaceSet) conclude() {
 	s.mu.Lock()
 	close(s.changed)
 	s.changed = make(chan struct{})
-	decided := s.decided && !s.ended
+	decided := s.machine.Outcome().Decided && !s.ended
 	settled := decided
 	for _, e := range s.held {
 		settled = settled && e.settled.IsOpen()
@@ -280,28 +235,32 @@ func (s *namespaceSet) factsLocked() members.Facts {
 		s.knownSince = time.Now()
 	}
 	s.unknown = err
-	facts := members.Facts{Known: err == nil, Names: names, Gone: map[string]bool{}, Informers: s.informersLocked()}
+	facts := members.Facts{
+		Now:           time.Now(),
+		ClusterScoped: errors.Is(err, errClusterScoped),
+		Known:         err == nil,
+		Awaited:       isNotYet(err),
+		Names:         names,
+		Received:      versions.ByNamespace{},
+	}
 	for _, h := range s.handlers {
 		facts.Recorded = append(facts.Recorded, h.recorded()...)
+		for namespace, version := range h.received() {
+			facts.Received.Note(namespace, version)
+		}
 	}
 	slices.Sort(facts.Recorded)
 	facts.Recorded = slices.Compact(facts.Recorded)
+	facts.Informers = s.informersLocked() // after what they delivered, of which they are not behind
 	if watcher := s.entries.env.options.NamespaceWatcher; watcher != nil {
-		before, received := s.existed, sync.OnceValue(s.receivedLocked)
-		s.existed = map[string]bool{}
+		facts.ExistsAt = watcher.version() // before what has that version
+		facts.Exists = map[string]bool{}
 		for _, namespace := range slices.AppendSeq(slices.Clone(facts.Recorded), maps.Keys(s.held)) {
-			exists, known := watcher.has(namespace)
-			// What the watcher did not see must be older than what it has seen.
-			had := before[namespace]
-			if known && !exists && !had {
-				since := received()[namespace]
-				had = since != "" && watcher.hasReached(since)
+			if exists, known := watcher.has(namespace); known {
+				facts.Exists[namespace] = exists
 			}
-			s.existed[namespace] = exists || had
-			facts.Gone[namespace] = known && !exists && had && namespace != members.All
 		}
 	}
-	s.follows.look(s, &facts)
 	return facts
 }
 
@@ -310,14 +269,29 @@ func (s *namespaceSet) informersLocked() map[string]members.Informer {
 	informers := make(map[string]members.Informer, len(s.held))
 	for name, e := range s.held {
 		e.mu.Lock()
-		informers[name] = members.Informer{
+		i := members.Informer{
 			Synced:    e.state == StateSynced,
 			Forbidden: e.state == StateForbidden,
+			NotServed: e.state == StateNotServed,
 			Served:    e.served,
 		}
 		e.mu.Unlock()
+		i.Version = e.version() // of this informer, or none of a later one that has not synced
+		informers[name] = i
 	}
 	return informers
+}
+
+// version returns the resource version that the running informer has reached; empty if none runs,
+// or before its first list is in the store.
+func (s *entry) version() string {
+	s.mu.Lock()
+	running := s.running
+	s.mu.Unlock()
+	if running == nil {
+		return ""
+	}
+	return running.shared.LastSyncResourceVersion()
 }
 
 // shows reports whether the state of a member is reported by itself.
@@ -395,3 +369,5 @@ func (s *namespaceSet) stopSource() {
 func (s *namespaceSet) holderName() string {
 	return cmp.Or(s.holder.options.holder(), "a set of namespaces")
 }
+
+func (s *namespaceSet) isAllowed() bool { return s.scope.Namespaces.kind == members.Allowed }

@@ -87,12 +87,15 @@ func (w *NamespaceWatcher) follow() (*namespaceView, error) { return w.view, w.b
 // has reports whether a namespace exists. known is false if that is not known.
 func (w *NamespaceWatcher) has(name string) (exists, known bool) { return w.view.has(name) }
 
-// hasReached reports whether the watcher knows all that had happened at a resource version.
-func (w *NamespaceWatcher) hasReached(version string) bool {
+// version returns a resource version: has knows all that had happened at it.
+func (w *NamespaceWatcher) version() string {
 	w.view.mu.Lock()
 	e := w.view.entry
 	w.view.mu.Unlock()
-	return e != nil && e.hasReached(version)
+	if e == nil {
+		return ""
+	}
+	return e.version()
 }
 
 // onlyLabels removes what nothing reads.

@@ -54,7 +54,7 @@ func (s *namespaceSet) released(trying string) error {
 func (s *namespaceSet) awaitDecided(ctx context.Context) ([]*entry, error) {
 	for {
 		s.mu.Lock()
-		ended, decided, changed := s.ended, s.decided, s.changed
+		ended, decided, changed := s.ended, s.machine.Outcome().Decided, s.changed
 		s.mu.Unlock()
 		if ended {
 			return nil, s.released("reading")
@@ -186,6 +186,13 @@ func (s *namespaceSet) readersOf(ctx context.Context, entries []*entry) (readers
 	return readers, nil
 }
 
+// isDenied reports whether there never was permission.
+func (s *entry) isDenied() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.state == StateForbidden && !s.served
+}
+
 // isUnreadable reports whether an error is about the scope, and not about the read.
 func isUnreadable(err error) bool {
 	return apierrors.IsForbidden(err) || apierrors.IsTimeout(err) || meta.IsNoMatchError(err)
@@ -280,7 +287,7 @@ func (s *namespaceSet) Get(ctx context.Context, key client.ObjectKey, object cli
 // watch, or that is left out.
 func (s *namespaceSet) notAllowed(now ScopeState, namespace string) error {
 	s.mu.Lock()
-	tried, all, leftOut := s.held[namespace], s.held[members.All], s.leftOut
+	tried, all, leftOut := s.held[namespace], s.held[members.All], s.machine.Outcome().LeftOut
 	s.mu.Unlock()
 	switch {
 	case tried != nil && tried.snapshotOfState().LastError != nil:

@@ -57,8 +57,8 @@ func (s *namespaceSet) summary(of func(*entry) ScopeState) ScopeState {
 	for _, name := range s.machine.Members(s.informersLocked()) {
 		entries = append(entries, s.held[name])
 	}
-	all, whole, decided, since := s.held[members.All], s.machine.Feeds(members.All), s.decided, s.knownSince
-	lacks := &PartialError{NamespacesErr: s.unknown, LeftOut: s.leftOut, Kept: s.kept, Of: len(entries)}
+	all, whole, since, outcome := s.held[members.All], s.machine.Feeds(members.All), s.knownSince, s.machine.Outcome()
+	lacks := &PartialError{NamespacesErr: s.unknown, LeftOut: outcome.LeftOut, Kept: outcome.Kept, Of: len(entries)}
 	s.mu.Unlock()
 	if tried := all; tried != nil && !whole && lacks.NamespacesErr == nil {
 		if now := tried.snapshotOfState(); now.State == StateFailing {
@@ -66,7 +66,7 @@ func (s *namespaceSet) summary(of func(*entry) ScopeState) ScopeState {
 		}
 	}
 	if whole || len(entries) == 0 && all != nil {
-		return s.summaryOfAll(of(all), decided || whole, lacks)
+		return s.summaryOfAll(of(all), outcome.Decided || whole, lacks)
 	}
 	states := make([]ScopeState, len(entries))
 	for i, e := range entries {

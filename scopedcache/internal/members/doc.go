@@ -5,7 +5,8 @@
 // # Usage
 //
 // Call [Machine.Step] whenever something may have changed, with all that is known now. Do what it
-// returns, in order, and call it again until it returns nothing.
+// returns, in order, and call it again until it returns nothing. [Machine.Outcome] then says what
+// has become of the set, and when to look again.
 //
 // # Considerations
 //
@@ -15,5 +16,8 @@
 //     deleted with its objects.
 //   - While the identity may list and watch everywhere, one informer has all namespaces. The two
 //     forms never feed handlers at the same time. So no event comes twice.
+//   - An informer may be Synced and far behind. One whose version is earlier than what handlers
+//     have received does not feed them, and handlers wait for one that takes over for ten seconds
+//     at most.
 //   - What is not known changes nothing.
 package members

@@ -3,6 +3,9 @@ package members
 import (
 	"maps"
 	"slices"
+	"time"
+
+	"github.com/latchkey-dev/latchkey/internal/versions"
 )
 
 // Kind says what decides which namespaces are in a set.
@@ -28,23 +31,27 @@ type Config struct {
 
 // Facts are all that is known at a moment.
 type Facts struct {
-	// Known says whether Names is complete. If not, it is ignored.
-	Known bool
+	// Now is the time.
+	Now time.Time
+	// ClusterScoped says that the kind has no namespaces, so that there is no set of them.
+	ClusterScoped bool
+	// Known says whether Names is complete. If not, it is ignored, and Awaited says whether it will
+	// be known.
+	Known, Awaited bool
 	// Names are the namespaces that the definition names, or whose labels match, or, for an Allowed
 	// set, in which the identity has a binding. They are sorted.
 	Names []string
-	// Gone are the namespaces that existed and do not exist any more, of those that are held or
-	// recorded.
-	Gone map[string]bool
+	// Exists says whether namespaces exist, of those that are held or recorded. It lacks those of
+	// which that is not known.
+	Exists map[string]bool
+	// ExistsAt is a resource version: Exists is not older.
+	ExistsAt string
 	// Informers has what is known of the informers that are held.
 	Informers map[string]Informer
-	// Recorded are the namespaces of objects that handlers know and that nothing feeds.
+	// Recorded are the namespaces of objects that handlers know and that nothing feeds, sorted.
 	Recorded []string
-	// Follows says whether the informer of all namespaces has what the handlers had received when it
-	// synced, and CaughtUp whether it has all that they have received.
-	Follows, CaughtUp bool
-	// Overdue says that the informer of all namespaces has been taking over for too long.
-	Overdue bool
+	// Received are the latest versions that handlers have received.
+	Received versions.ByNamespace
 }
 
 // names reports whether the namespace is one of Names.
@@ -55,10 +62,11 @@ func (f *Facts) names(namespace string) bool {
 
 // Informer is what is known of an informer.
 type Informer struct {
-	Synced    bool // now
-	Forbidden bool // now
-	Served    bool // it has been Synced
-	Behind    bool // it is Synced, and lacks what the handlers have received from others
+	Synced    bool   // now
+	Forbidden bool   // now
+	NotServed bool   // now: the kind is not
+	Served    bool   // it has been Synced
+	Version   string // what it has reached; empty before its first list
 }
 
 // denied reports whether there never was permission.
@@ -89,21 +97,20 @@ type Effect struct {
 
 // Machine decides for one set. Use New to create one. Machine is not safe for concurrent use.
 type Machine struct {
-	config  Config
-	held    map[string]bool // whether what is held feeds
-	places  map[string]bool // held namespaces of an Allowed set that count for Max
-	buried  map[string]bool // held namespaces that are gone; they do not feed
-	taking  bool            // the informer of all namespaces takes over; nothing feeds
-	effects []Effect        // of the step
+	config Config
+	held   map[string]bool // whether what is held feeds
+	places map[string]bool // held namespaces of an Allowed set that count for Max
+	buried map[string]bool // held namespaces that are gone; they do not feed
+	taking bool            // the informer of all namespaces takes over; nothing feeds
+	progress
+	outcome Outcome  // of the last step that had nothing to do
+	effects []Effect // of the step
 }
 
 // New returns a machine that holds nothing.
 func New(config Config) Machine {
 	return Machine{config: config, held: map[string]bool{}, places: map[string]bool{}, buried: map[string]bool{}}
 }
-
-// TakesOver reports whether handlers wait until Facts.CaughtUp.
-func (m *Machine) TakesOver() bool { return m.taking }
 
 // Feeds reports whether the informer feeds the handlers.
 func (m *Machine) Feeds(namespace string) bool { return m.held[namespace] }
@@ -132,37 +139,33 @@ func (m *Machine) Members(informers map[string]Informer) (members []string) {
 	return members
 }
 
-// LeftOut returns how many namespaces are not tried because of Max.
-func (m *Machine) LeftOut(facts Facts) (left int) {
-	if m.config.Kind != Allowed || !facts.Known || m.taking || m.held[All] || !facts.Informers[All].Forbidden {
-		return 0
-	}
-	for _, namespace := range facts.Names {
-		if _, held := m.held[namespace]; !held {
-			left++
-		}
-	}
-	return left
-}
+// Step returns what to do. Call it again when that is done, and until it returns nothing.
+func (m *Machine) Step(facts Facts) []Effect { return m.decide(m.look(facts)) }
 
-// Step returns what to do. An Allowed set calls the steps of both of its forms.
-func (m *Machine) Step(facts Facts) []Effect {
+// decide returns what to do. An Allowed set calls the steps of both of its forms.
+func (m *Machine) decide(v *view) []Effect {
 	m.effects = nil
-	if m.config.Kind == Allowed {
-		m.choose(facts)
+	switch {
+	case v.ClusterScoped:
+		m.releaseAll()
+	case m.config.Kind == Allowed:
+		m.choose(v)
 	}
-	if m.config.Kind != Allowed || !m.taking && !m.held[All] {
-		m.leave(facts)
-		m.place(facts)
-		m.join(facts)
-		m.feed(facts)
+	if !v.ClusterScoped && !m.taking && !m.held[All] {
+		m.leave(v)
+		m.place(v)
+		m.join(v)
+		m.feed(v)
 	}
-	for _, namespace := range facts.Recorded {
+	for _, namespace := range v.Recorded {
 		_, held := m.held[namespace]
-		outside := !held && !m.held[All] && !m.taking && m.lost(facts, namespace)
-		if outside || m.buried[namespace] && !m.held[namespace] && facts.Gone[namespace] {
+		outside := !held && !m.held[All] && !m.taking && m.lost(v, namespace)
+		if outside || m.buried[namespace] && !m.held[namespace] && v.gone[namespace] {
 			m.do(Delete, namespace)
 		}
+	}
+	if len(m.effects) == 0 {
+		m.conclude(v)
 	}
 	return m.effects
 }
@@ -170,29 +173,35 @@ func (m *Machine) Step(facts Facts) []Effect {
 // Stop returns what to do when the set ends: handlers receive nothing more.
 func (m *Machine) Stop() []Effect {
 	m.effects = nil
-	for _, namespace := range slices.Sorted(maps.Keys(m.held)) {
-		m.release(namespace)
-	}
+	m.releaseAll()
 	return m.effects
 }
 
+// releaseAll ends everything.
+func (m *Machine) releaseAll() {
+	m.taking = false
+	for _, namespace := range slices.Sorted(maps.Keys(m.held)) {
+		m.release(namespace)
+	}
+}
+
 // choose decides between one informer of all namespaces and one of each.
-func (m *Machine) choose(facts Facts) {
+func (m *Machine) choose(v *view) {
 	if _, held := m.held[All]; !held {
 		m.do(Hold, All)
 	}
-	all := facts.Informers[All]
+	all := v.Informers[All]
 	switch {
 	case m.held[All]:
 		if all.Forbidden {
 			m.do(Keep, All)
 		}
-	case m.taking && (!all.Synced || facts.Overdue):
+	case m.taking && (!all.Synced || v.overdue):
 		m.taking = false // and the namespaces feed again
 	case m.taking:
-		m.takeOver(facts)
-	case all.Synced && facts.Follows:
-		m.taking = true
+		m.takeOver(v)
+	case all.Synced && v.follows:
+		m.taking, m.since = true, v.Now
 		kept := false
 		for _, namespace := range m.namespaces() {
 			if m.held[namespace] {
@@ -201,14 +210,14 @@ func (m *Machine) choose(facts Facts) {
 			}
 		}
 		if !kept { // so what is known of the handlers is still so
-			m.takeOver(facts)
+			m.takeOver(v)
 		}
 	}
 }
 
 // takeOver makes the informer of all namespaces feed the handlers, if it has all that they know.
-func (m *Machine) takeOver(facts Facts) {
-	if !facts.CaughtUp {
+func (m *Machine) takeOver(v *view) {
+	if !v.caughtUp {
 		return
 	}
 	m.taking = false
@@ -220,44 +229,44 @@ func (m *Machine) takeOver(facts Facts) {
 
 // lost reports whether the handlers must forget the objects of a namespace that the set does not
 // have: permission is never a reason.
-func (m *Machine) lost(facts Facts, namespace string) bool {
+func (m *Machine) lost(v *view, namespace string) bool {
 	if m.config.Kind == Labelled {
-		return facts.Known && !facts.names(namespace)
+		return v.Known && !v.names(namespace)
 	}
-	return facts.Gone[namespace] && (!facts.Known || !facts.names(namespace))
+	return v.gone[namespace] && (!v.Known || !v.names(namespace))
 }
 
 // leave ends what the set has no more. What is on record then is deleted, or kept.
-func (m *Machine) leave(facts Facts) {
-	if !facts.Known || m.config.Kind == Listed {
+func (m *Machine) leave(v *view) {
+	if !v.Known || m.config.Kind == Listed {
 		return
 	}
 	for _, namespace := range m.namespaces() {
-		if facts.names(namespace) {
+		if v.names(namespace) {
 			continue
 		}
-		i := facts.Informers[namespace]
-		if m.config.Kind == Labelled || i.denied() || i.Forbidden && facts.Gone[namespace] {
+		i := v.Informers[namespace]
+		if m.config.Kind == Labelled || i.denied() || i.Forbidden && v.gone[namespace] {
 			m.release(namespace)
 		}
 	}
 }
 
 // place gives a place to what was tried and is allowed now, while there are places.
-func (m *Machine) place(facts Facts) {
+func (m *Machine) place(v *view) {
 	if m.config.Kind != Allowed {
 		return
 	}
 	for namespace := range m.places {
-		if facts.Informers[namespace].denied() {
+		if v.Informers[namespace].denied() {
 			delete(m.places, namespace)
 		}
 	}
 	for _, namespace := range m.namespaces() {
 		switch _, held := m.held[namespace]; {
 		case !held: // another one has its place
-		case m.places[namespace] || facts.Informers[namespace].denied():
-		case m.hasPlace(facts):
+		case m.places[namespace] || v.Informers[namespace].denied():
+		case m.hasPlace(v):
 			m.places[namespace] = true
 		default:
 			m.release(namespace)
@@ -266,12 +275,12 @@ func (m *Machine) place(facts Facts) {
 }
 
 // join begins what the set has now.
-func (m *Machine) join(facts Facts) {
-	if !facts.Known || m.config.Kind == Allowed && !facts.Informers[All].Forbidden {
+func (m *Machine) join(v *view) {
+	if !v.Known || m.config.Kind == Allowed && !v.Informers[All].Forbidden {
 		return
 	}
-	for _, namespace := range facts.Names {
-		if _, held := m.held[namespace]; held || m.config.Kind == Allowed && !m.hasPlace(facts) {
+	for _, namespace := range v.Names {
+		if _, held := m.held[namespace]; held || m.config.Kind == Allowed && !m.hasPlace(v) {
 			continue
 		}
 		m.do(Hold, namespace)
@@ -281,12 +290,12 @@ func (m *Machine) join(facts Facts) {
 
 // hasPlace reports whether there is a place for one more namespace. One without permission and
 // without a binding makes room.
-func (m *Machine) hasPlace(facts Facts) bool {
+func (m *Machine) hasPlace(v *view) bool {
 	if len(m.places) < m.config.Max {
 		return true
 	}
 	for _, namespace := range m.namespaces() {
-		if m.places[namespace] && facts.Informers[namespace].Forbidden && facts.Known && !facts.names(namespace) {
+		if m.places[namespace] && v.Informers[namespace].Forbidden && v.Known && !v.names(namespace) {
 			m.release(namespace)
 			return true
 		}
@@ -296,10 +305,10 @@ func (m *Machine) hasPlace(facts Facts) bool {
 
 // feed makes informers feed the handlers that may have no more than these. If a namespace is gone,
 // its objects are deleted, unless the informer delivers that.
-func (m *Machine) feed(facts Facts) {
+func (m *Machine) feed(v *view) {
 	for _, namespace := range m.namespaces() {
-		i, known := facts.Informers[namespace]
-		gone := facts.Gone[namespace] && i.Forbidden
+		i, known := v.Informers[namespace]
+		gone := v.gone[namespace] && i.Forbidden
 		switch {
 		case gone && !m.buried[namespace]:
 			m.buried[namespace] = true
@@ -308,7 +317,7 @@ func (m *Machine) feed(facts Facts) {
 			}
 			m.do(Delete, namespace)
 		case gone:
-		case known && !i.Behind && !m.held[namespace]:
+		case known && !v.behind[namespace] && !m.held[namespace]:
 			delete(m.buried, namespace)
 			m.do(Feed, namespace)
 		}

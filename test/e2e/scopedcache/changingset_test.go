@@ -560,6 +560,34 @@ func TestReadWhileAllNamespacesHang(t *testing.T) {
 	}
 }
 
+// While the informer of all namespaces hangs, each namespace serves reads and feeds handlers.
+func TestMembersServeWhileAllNamespacesHang(t *testing.T) {
+	g := NewWithT(t)
+	u := newUser(t)
+	u.grantRBAC(t)
+	ns := createNamespace(t)
+	u.grant(t, ns, "configmaps", "list", "watch")
+	create(t, configMap(ns, "before"))
+	server := newFaultyServer(t, u)
+	server.hangRequests("/v1/configmaps")
+	cached := u.startWithConfig(t, server.config, scopedcache.Options{
+		WatchRBAC:            true,
+		AccessReviewInterval: shortInterval,
+		ReadTimeout:          time.Second,
+	}, cache.Options{})
+	set, events := cached.holdSet(t, scopedcache.WhereverAllowed(), nil, ns)
+	g.Eventually(func() []string { return members(set) }).WithTimeout(patience).Should(ConsistOf(ns + ": Synced"))
+	u.grant(t, "", "configmaps", "list", "watch")
+	g.Eventually(server.hanging).WithTimeout(patience).ShouldNot(BeZero())
+	create(t, configMap(ns, "meanwhile"))
+	g.Eventually(events.Events).WithTimeout(patience).Should(ConsistOf("add before", "add meanwhile"))
+	list := &corev1.ConfigMapList{}
+	g.Expect(set.List(t.Context(), list)).To(Succeed())
+	g.Expect(namesOf(list)).To(ConsistOf("before", "meanwhile"))
+	g.Expect(set.Get(t.Context(), client.ObjectKey{Namespace: ns, Name: "meanwhile"}, &corev1.ConfigMap{})).To(Succeed())
+	g.Expect(members(set)).To(ConsistOf(ns + ": Synced"))
+}
+
 // A read that waits for a namespace does not fail because that leaves the set.
 func TestNamespaceLeavesWhileARead(t *testing.T) {
 	g := NewWithT(t)
