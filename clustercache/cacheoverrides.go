@@ -111,24 +111,11 @@ func (r *overridingResolver) check(overrides CacheOverrides) error {
 	case len(overrides.Version) > maxOverridesVersion || !untrusted.IsPresentable(overrides.Version):
 		return errors.Errorf("the Version must be one line of at most %d printable bytes", maxOverridesVersion)
 	}
-	if err := rejectNamespaces("ByObject", overrides.ByObject); err != nil {
-		return err
-	}
 	if err := rejectDuplicates("ByObject", overrides.ByObject, r.scheme); err != nil {
 		return err
 	}
 	_, err := trialCache(overrides.ByObject, r.scheme)
 	return err
-}
-
-// rejectNamespaces returns an error for options that name namespaces.
-func rejectNamespaces(what string, byObject map[client.Object]cache.ByObject) error {
-	for object, settings := range byObject {
-		if len(settings.Namespaces) > 0 {
-			return errors.Errorf("%s[%T]: Namespaces must not be set; reads determine what is cached", what, object)
-		}
-	}
-	return nil
 }
 
 // rejectDuplicates returns an error for two options of one kind, of which one would be lost.

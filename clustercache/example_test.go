@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -265,6 +266,32 @@ var onlyTheirSecrets = clustercache.CacheOptions{
 			ByObject: map[client.Object]cache.ByObject{
 				&corev1.Secret{}: {Label: labels.SelectorFromSet(labels.Set{"owner": owner})},
 			},
+		}
+	},
+}
+
+// The tenants of this operator have Roles in a few namespaces, which their extensions name.
+func ExampleCacheOverrides_namespaces() {
+	setup := func(ctx context.Context, mgr manager.Manager) (clustercache.ClusterCache, error) {
+		return clustercache.SetupWithManager(ctx, mgr, clustercache.Options{
+			AllowIdentity: clustercache.GuardedByAdmission,
+			Client:        clustercache.ClientOptions{UserAgent: "my-operator"},
+			Cache:         onlyTheirNamespaces,
+		}, controller.Options{})
+	}
+	_ = setup
+}
+
+var onlyTheirNamespaces = clustercache.CacheOptions{
+	PerExtension: func(extension client.Object) clustercache.CacheOverrides {
+		names := extension.GetAnnotations()["example.com/namespaces"]
+		namespaces := map[string]cache.Config{}
+		for name := range strings.FieldsSeq(names) {
+			namespaces[name] = cache.Config{}
+		}
+		return clustercache.CacheOverrides{
+			Version:  "namespaces=" + names,
+			ByObject: map[client.Object]cache.ByObject{&corev1.ConfigMap{}: {Namespaces: namespaces}},
 		}
 	},
 }

@@ -189,9 +189,6 @@ func (o *Options) setDefaults(mgr manager.Manager) {
 
 // validate returns an error for options that would fail at every connection.
 func (o *Options) validate() error {
-	if err := rejectNamespaces("Options.Cache.ByObject", o.Cache.ByObject); err != nil {
-		return err
-	}
 	if err := rejectDuplicates("Options.Cache.ByObject", o.Cache.ByObject, o.Scheme); err != nil {
 		return err
 	}

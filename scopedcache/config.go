@@ -34,20 +34,23 @@ func newConfigs(opts cache.Options) (configs, error) {
 			return result, errors.Wrapf(err, "ByObject[%T]", object)
 		}
 		result.byObject[gvk] = settings
-		if err := rejectEmptySelectors(settings.Label, settings.Field, settings.Namespaces); err != nil {
+		if err := rejectInvalid(settings.Label, settings.Field, settings.Namespaces); err != nil {
 			return result, errors.WithMessagef(err, "ByObject[%T]", object)
 		}
 	}
-	return result, rejectEmptySelectors(opts.DefaultLabelSelector, opts.DefaultFieldSelector, opts.DefaultNamespaces)
+	return result, rejectInvalid(opts.DefaultLabelSelector, opts.DefaultFieldSelector, opts.DefaultNamespaces)
 }
 
-// rejectEmptySelectors returns an error for selectors that select nothing: an API server would
-// return all objects for them.
-func rejectEmptySelectors(label labels.Selector, field fields.Selector, namespaces map[string]cache.Config) error {
+// rejectInvalid returns an error for namespaces that cannot exist, and for selectors that select
+// nothing: an API server would return all objects for them.
+func rejectInvalid(label labels.Selector, field fields.Selector, namespaces map[string]cache.Config) error {
 	if noLabels(label) || noFields(field) {
 		return errors.New("a selector of the cache's options selects nothing: an API server would return all objects")
 	}
 	for namespace, config := range namespaces {
+		if namespace != metav1.NamespaceAll && !isPathSegment(namespace) {
+			return errors.Errorf("the cache's options name a namespace that cannot exist: %q", namespace)
+		}
 		if noLabels(config.LabelSelector) || noFields(config.FieldSelector) {
 			return errors.Errorf(
 				"a selector of the cache's options for namespace %q selects nothing: an API server would return all "+

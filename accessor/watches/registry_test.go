@@ -789,7 +789,10 @@ func TestOnError(t *testing.T) {
 			},
 		}))).To(Succeed())
 		denied, failing := errors.New("denied"), errors.New("failing")
-		observe := conn.informer("ConfigMap/n").observe
+		observe := func(state scopedcache.ScopeState) {
+			state.Scope = scopedcache.Scope{Namespace: "n"}
+			conn.informer("ConfigMap/n").observe(state)
+		}
 		observe(scopedcache.ScopeState{State: scopedcache.StateSynced}) // a first state without an error is not reported
 		observe(scopedcache.ScopeState{State: scopedcache.StateForbidden, LastError: denied})
 		synctest.Wait()

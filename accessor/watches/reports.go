@@ -59,16 +59,12 @@ func (w *watch) reportAll(conn Connection) {
 
 // report calls OnError.
 func (w *watch) report(conn Connection, state scopedcache.ScopeState) {
-	scope := w.scope
-	if scope.Namespaces != nil {
-		scope = state.Scope
-	}
 	w.call(conn, nil, func() {
 		w.reg.onError(withHandlerMark(conn.Life()), WatchError{
 			Extension: w.reg.registry.Extension,
 			Name:      w.reg.name,
 			Kind:      w.part.Value().kind,
-			Scope:     scope,
+			Scope:     state.Scope,
 			Identity:  conn.Identity(),
 			State:     state.State,
 			Err:       errorOf(state),

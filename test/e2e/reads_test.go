@@ -1,9 +1,12 @@
 package e2e
 
 import (
+	"cmp"
+	"fmt"
 	"net/http"
 	"net/url"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -220,6 +223,77 @@ func TestCacheOptionsPerExtension(t *testing.T) {
 	g.Eventually(watched["red"].seen).WithTimeout(patience).
 		Should(ConsistOf("create of-red", "create of-green", "delete of-red"))
 	g.Expect(o.state("blue").Epoch).To(BeEquivalentTo(1), "no other extension is touched")
+}
+
+// With Namespaces in PerExtension, a List and a watch of all namespaces are of these, and Roles
+// there suffice. Other namespaces in another version are another connection: the watch goes on
+// there, and its handler hears of what is no longer in it.
+func TestNamespacesPerExtension(t *testing.T) {
+	g := NewWithT(t)
+	ns, second, third := namespace(t), namespace(t), namespace(t)
+	ctx := t.Context()
+	tenant(t, ns, "tenant")
+	for _, name := range []string{second, third} {
+		create(t, &rbacv1.Role{
+			ObjectMeta: metav1.ObjectMeta{Namespace: name, Name: "tenant"},
+			Rules:      []rbacv1.PolicyRule{everythingInCore},
+		})
+		create(t, roleBinding(name, "tenant", rbacv1.Subject{Kind: "ServiceAccount", Namespace: ns, Name: "tenant"}))
+	}
+	for i, name := range []string{ns, second, third} {
+		create(t, configMap(name, fmt.Sprintf("in-%d", i+1)))
+	}
+	ours := func(names []string) []string { // and not what each namespace has
+		return slices.DeleteFunc(names, func(name string) bool { return strings.HasSuffix(name, "kube-root-ca.crt") })
+	}
+	seen := func(c *fakeController) func() []string { return func() []string { return ours(c.seen()) } }
+	begin := time.Now()
+	o := startOperator(t, clustercache.Options{
+		Cache: clustercache.CacheOptions{
+			PerExtension: func(extension client.Object) clustercache.CacheOverrides {
+				other := cmp.Or(extension.GetAnnotations()["other"], second)
+				return clustercache.CacheOverrides{
+					Version: "with " + other,
+					ByObject: map[client.Object]cache.ByObject{
+						&corev1.ConfigMap{}: {Namespaces: map[string]cache.Config{ns: {}, other: {}}},
+					},
+				}
+			},
+		},
+	})
+	o.waitConnected(t, "tenant")
+	c := newFakeController(t)
+	g.Expect(o.Watch(ctx, key("tenant"), clustercache.NewWatcher(c.watch("all", &corev1.ConfigMap{}, "")))).To(Succeed())
+	g.Eventually(seen(c)).WithTimeout(patience).Should(ConsistOf("create in-1", "create in-2"))
+	names := func() ([]string, error) {
+		reader, err := o.GetClient(ctx, key("tenant"))
+		if err != nil {
+			return nil, err
+		}
+		list, names := &corev1.ConfigMapList{}, []string(nil)
+		err = reader.List(ctx, list)
+		for _, item := range list.Items {
+			names = append(names, item.Name)
+		}
+		return ours(names), err
+	}
+	g.Eventually(names).WithTimeout(patience).Should(ConsistOf("in-1", "in-2"))
+	reader, err := o.GetClient(ctx, key("tenant"))
+	g.Expect(err).NotTo(HaveOccurred())
+	in3 := client.ObjectKey{Namespace: third, Name: "in-3"}
+	g.Expect(reader.Get(ctx, in3, &corev1.ConfigMap{})).To(MatchError(ContainSubstring("unknown namespace for the cache")))
+	watches, refused := requestsFor(t, "system:serviceaccount:"+ns+":tenant", begin)
+	g.Expect(watches).To(ConsistOf("labels  fields metadata.namespace="+ns, "labels  fields metadata.namespace="+second),
+		"the watch and the List share them")
+	g.Expect(refused).To(BeEmpty())
+
+	changed := extension(ns, "tenant")
+	g.Expect(admin.Get(ctx, client.ObjectKeyFromObject(changed), changed)).To(Succeed())
+	changed.SetAnnotations(map[string]string{"other": third})
+	g.Expect(admin.Update(ctx, changed)).To(Succeed())
+	g.Eventually(seen(c)).WithTimeout(patience).
+		Should(ConsistOf("create in-1", "create in-2", "create in-3", "create in-1", "delete in-2"))
+	g.Eventually(names).WithTimeout(patience).Should(ConsistOf("in-1", "in-3"))
 }
 
 // With ReadYourWrites, a connection's cached reads include what its clients wrote. So do those of a

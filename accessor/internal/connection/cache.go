@@ -4,10 +4,12 @@ import (
 	"cmp"
 	"context"
 	"maps"
+	"slices"
 	"sync"
 	"sync/atomic"
 
 	"github.com/pkg/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/klog/v2"
@@ -23,10 +25,11 @@ import (
 // with the connection. The caller's context, Client.Timeout and the connection's life bound every
 // call.
 type boundCache struct {
-	conn     *Connection
-	scoped   func() (scopedcache.Cache, error)
-	instance atomic.Pointer[scopedcache.Cache] // the cache that scoped created
-	writes   atomic.Pointer[ownwrites.Writes]  // that the clients of that cache made
+	conn       *Connection
+	scoped     func() (scopedcache.Cache, error)
+	instance   atomic.Pointer[scopedcache.Cache]                   // the cache that scoped created
+	writes     atomic.Pointer[ownwrites.Writes]                    // that the clients of that cache made
+	namespaces map[schema.GroupVersionKind]*scopedcache.Namespaces // that the options name; set by scoped
 }
 
 var _ scopedcache.Cache = (*boundCache)(nil)
@@ -34,7 +37,14 @@ var _ scopedcache.Cache = (*boundCache)(nil)
 func newBoundCache(c *Connection) *boundCache {
 	b := &boundCache{conn: c}
 	b.scoped = sync.OnceValues(func() (scopedcache.Cache, error) {
-		instance, err := startCache(c)
+		options, err := byObject(c.options.Cache.Informers.ByObject, c.resolution.ByObject, c.options.Scheme)
+		if err != nil {
+			return nil, err
+		}
+		if b.namespaces, err = namespacesOf(options, c.options.Scheme); err != nil {
+			return nil, err
+		}
+		instance, err := startCache(c, options)
 		if err != nil {
 			return nil, err
 		}
@@ -59,7 +69,7 @@ func (b *boundCache) OwnWrites() *ownwrites.Writes {
 
 // startCache creates and starts a cache. startCache does no I/O: a scope sends its first request
 // when it is first used.
-func startCache(c *Connection) (scopedcache.Cache, error) {
+func startCache(c *Connection, byObject map[client.Object]cache.ByObject) (scopedcache.Cache, error) {
 	scopes, informers := c.options.Cache.Scopes, c.options.Cache.Informers
 	scopes.ReadTimeout = c.options.Client.Timeout
 	scopes.PerNamespace = true
@@ -75,10 +85,7 @@ func startCache(c *Connection) (scopedcache.Cache, error) {
 	scopes.OnStateChange = notifyAccessChanged(c.observers.AccessChanged)
 	scopes.OnLiveGet = c.options.LiveGet
 	scopes.OnScopesChange = c.observers.ScopesChanged
-	var err error
-	if informers.ByObject, err = byObject(informers.ByObject, c.resolution.ByObject, c.options.Scheme); err != nil {
-		return nil, err
-	}
+	informers.ByObject = byObject
 	informers.HTTPClient = c.streams
 	informers.Scheme = c.options.Scheme
 	informers.Mapper = c.mapper
@@ -137,10 +144,31 @@ func orElse(settings, other cache.ByObject) cache.ByObject {
 	if settings.Transform == nil {
 		settings.Transform = other.Transform
 	}
+	if settings.Namespaces == nil {
+		settings.Namespaces = other.Namespaces
+	}
 	settings.UnsafeDisableDeepCopy = cmp.Or(settings.UnsafeDisableDeepCopy, other.UnsafeDisableDeepCopy)
 	settings.EnableWatchBookmarks = cmp.Or(settings.EnableWatchBookmarks, other.EnableWatchBookmarks)
 	settings.SyncPeriod = cmp.Or(settings.SyncPeriod, other.SyncPeriod)
 	return settings
+}
+
+// namespacesOf returns the namespaces that options name for a kind, unless they also have all
+// others.
+func namespacesOf(options map[client.Object]cache.ByObject,
+	scheme *runtime.Scheme) (map[schema.GroupVersionKind]*scopedcache.Namespaces, error) {
+	sets := map[schema.GroupVersionKind]*scopedcache.Namespaces{}
+	for object, settings := range options {
+		if _, all := settings.Namespaces[metav1.NamespaceAll]; all || len(settings.Namespaces) == 0 {
+			continue
+		}
+		gvk, err := apiutil.GVKForObject(object, scheme)
+		if err != nil {
+			return nil, errors.Wrapf(err, "ByObject[%T]", object)
+		}
+		sets[gvk] = scopedcache.InNamespaces(slices.Collect(maps.Keys(settings.Namespaces))...)
+	}
+	return sets, nil
 }
 
 // notifyAccessChanged returns the observer of the cache's scopes. The observer calls notify when
@@ -221,9 +249,16 @@ func (b *boundCache) GetInformerForKind(ctx context.Context, gvk schema.GroupVer
 	return informer, err
 }
 
+// Hold implements scopedcache.Cache. A scope of all namespaces is of those that the options name
+// for the kind.
 func (b *boundCache) Hold(ctx context.Context, object client.Object, scope scopedcache.Scope,
 	options scopedcache.HoldOptions) (handle *scopedcache.Handle, err error) {
 	err = b.do(ctx, func(ctx context.Context, c scopedcache.Cache) error {
+		if len(b.namespaces) > 0 && scope.Namespace == "" && scope.Namespaces == nil {
+			if gvk, err := apiutil.GVKForObject(object, b.conn.options.Scheme); err == nil { // else Hold fails
+				scope.Namespaces = b.namespaces[gvk]
+			}
+		}
 		handle, err = c.Hold(ctx, object, scope, options)
 		return err
 	})

@@ -91,7 +91,7 @@ func (m *model) apply(e Effect, v *view) error {
 		switch {
 		case e.Namespace == All || fed || m.held[All]:
 			return fmt.Errorf("objects of %q are deleted while an informer feeds them", e.Namespace)
-		case m.config.Kind == Labelled && v.Known && !named:
+		case m.config.Kind != Allowed && v.Known && !named:
 		case v.gone[e.Namespace]:
 		default:
 			return fmt.Errorf("objects of %q are deleted, which may be there", e.Namespace)

@@ -230,7 +230,7 @@ func (m *Machine) takeOver(v *view) {
 // lost reports whether the handlers must forget the objects of a namespace that the set does not
 // have: permission is never a reason.
 func (m *Machine) lost(v *view, namespace string) bool {
-	if m.config.Kind == Labelled {
+	if m.config.Kind != Allowed { // the set of an earlier connection may have had others
 		return v.Known && !v.names(namespace)
 	}
 	return v.gone[namespace] && (!v.Known || !v.names(namespace))

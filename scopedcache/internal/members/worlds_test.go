@@ -203,6 +203,15 @@ func (m *model) facts(source Facts, informers map[string]Informer) Facts {
 	return source
 }
 
+// A set of listed namespaces deletes what handlers know of others: they had another set before.
+func TestExploreOthers(t *testing.T) {
+	config := Config{Kind: Listed}
+	worlds := slices.DeleteFunc(derivedWorlds(Labelled), func(w world) bool {
+		return !slices.Equal(w.(derived).source.Names, []string{"b"})
+	})
+	t.Logf("%+v: %d states, %d worlds", config, explore(t, config, []string{"a", "b"}, worlds), len(worlds))
+}
+
 // In every state that the machine can reach, whatever is known next: no object comes from two
 // informers, nothing is deleted that may be there, and what the machine does ends in what the set
 // is.
