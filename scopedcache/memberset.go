@@ -242,18 +242,21 @@ func (s *namespaceSet) factsLocked() members.Facts {
 		Awaited:       isNotYet(err),
 		Names:         names,
 		Received:      versions.ByNamespace{},
+		Resumed:       versions.ByNamespace{},
 	}
+	watcher := s.entries.env.options.NamespaceWatcher
 	for _, h := range s.handlers {
 		facts.Recorded = append(facts.Recorded, h.recorded()...)
-		for namespace, version := range h.received() {
-			facts.Received.Note(namespace, version)
+		if s.isAllowed() || watcher != nil {
+			facts.Received.NoteAll(h.received())
+			facts.Resumed.NoteAll(h.resumed)
 		}
 	}
 	slices.Sort(facts.Recorded)
 	facts.Recorded = slices.Compact(facts.Recorded)
-	facts.Informers = s.informersLocked() // after what they delivered, of which they are not behind
-	if watcher := s.entries.env.options.NamespaceWatcher; watcher != nil {
-		facts.ExistsAt = watcher.version() // before what has that version
+	facts.Informers = s.informersLocked() // after Received: no version is older than what came from there
+	if watcher != nil {
+		facts.ExistsAt = watcher.version() // before has: what has says is not older
 		facts.Exists = map[string]bool{}
 		for _, namespace := range slices.AppendSeq(slices.Clone(facts.Recorded), maps.Keys(s.held)) {
 			if exists, known := watcher.has(namespace); known {
@@ -275,23 +278,21 @@ func (s *namespaceSet) informersLocked() map[string]members.Informer {
 			NotServed: e.state == StateNotServed,
 			Served:    e.served,
 		}
+		running := e.running
 		e.mu.Unlock()
-		i.Version = e.version() // of this informer, or none of a later one that has not synced
+		i.Version = running.version()
 		informers[name] = i
 	}
 	return informers
 }
 
-// version returns the resource version that the running informer has reached; empty if none runs,
-// or before its first list is in the store.
-func (s *entry) version() string {
-	s.mu.Lock()
-	running := s.running
-	s.mu.Unlock()
-	if running == nil {
+// version returns the resource version that the informer has reached; empty before its first list
+// is in the store, and for no informer.
+func (i *informer) version() string {
+	if i == nil {
 		return ""
 	}
-	return running.shared.LastSyncResourceVersion()
+	return i.shared.LastSyncResourceVersion()
 }
 
 // shows reports whether the state of a member is reported by itself.

@@ -95,7 +95,10 @@ func (w *NamespaceWatcher) version() string {
 	if e == nil {
 		return ""
 	}
-	return e.version()
+	e.mu.Lock()
+	running := e.running
+	e.mu.Unlock()
+	return running.version()
 }
 
 // onlyLabels removes what nothing reads.

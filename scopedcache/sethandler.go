@@ -23,8 +23,9 @@ type setHandler struct {
 	options toolscache.HandlerOptions
 	done    latch.Latch
 
-	feeds  map[string]*registration // guarded by set.mu: by namespace
-	latest versions.ByNamespace     // guarded by set.mu: the latest that feeds that ended delivered
+	feeds   map[string]*registration // guarded by set.mu: by namespace
+	latest  versions.ByNamespace     // guarded by set.mu: the latest that feeds that ended delivered
+	resumed versions.ByNamespace     // guarded by set.mu: the latest of what is known from before
 
 	mu       sync.Mutex              // after set.mu
 	record   replay.Seen             // guarded by mu: what nothing feeds
@@ -48,7 +49,7 @@ func (s *namespaceSet) addHandler(handler toolscache.ResourceEventHandler,
 	if resumed, ok := handler.(replay.ResumedHandler); ok {
 		h.handler, h.feeding = resumed.ResourceEventHandler, resumed.Options
 		maps.Copy(h.record, resumed.Options.Seen)
-		h.note(resumed.Options.Seen.Latest())
+		h.resumed = resumed.Options.Seen.Latest()
 		h.feeding.Seen = nil
 	}
 	h.feeding.Turn = replay.NewTurn()
@@ -145,24 +146,15 @@ func (h *setHandler) keep(namespace string) {
 	delete(h.feeds, namespace)
 	_ = r.entry.remove(r) // fails only for another informer's handler
 	seen, latest := r.feed.HandOver()
-	h.note(latest)
+	h.latest.NoteAll(latest)
 	h.put(seen)
-}
-
-// note records what the handler has received.
-func (h *setHandler) note(latest versions.ByNamespace) {
-	for namespace, version := range latest {
-		h.latest.Note(namespace, version)
-	}
 }
 
 // received returns the latest versions that the handler has received. The caller holds set.mu.
 func (h *setHandler) received() versions.ByNamespace {
 	received := maps.Clone(h.latest)
 	for _, r := range h.feeds {
-		for namespace, version := range r.feed.Latest() {
-			received.Note(namespace, version)
-		}
+		received.NoteAll(r.feed.Latest())
 	}
 	return received
 }
@@ -171,6 +163,7 @@ func (h *setHandler) received() versions.ByNamespace {
 func (h *setHandler) delete(namespace string) {
 	seen := h.take(namespace)
 	delete(h.latest, namespace)
+	delete(h.resumed, namespace)
 	if len(seen) == 0 {
 		return
 	}

@@ -33,6 +33,13 @@ type ByNamespace map[string]string
 // Note records a version.
 func (v ByNamespace) Note(namespace, version string) { v[namespace] = Later(v[namespace], version) }
 
+// NoteAll records versions.
+func (v ByNamespace) NoteAll(others ByNamespace) {
+	for namespace, version := range others {
+		v.Note(namespace, version)
+	}
+}
+
 // Latest returns the latest version of all namespaces, empty if there is none.
 func (v ByNamespace) Latest() (latest string) {
 	for _, version := range v {

@@ -33,8 +33,8 @@ func TestByNamespace(t *testing.T) {
 	known := ByNamespace{}
 	g.Expect(known.Latest()).To(BeEmpty())
 	known.Note("a", "9")
-	known.Note("b", "10")
 	known.Note("b", "8")
+	known.NoteAll(ByNamespace{"b": "10", "a": "7"})
 	g.Expect(known).To(Equal(ByNamespace{"a": "9", "b": "10"}))
 	g.Expect(known.Latest()).To(Equal("10"))
 }

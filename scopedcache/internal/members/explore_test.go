@@ -23,7 +23,7 @@ func newModel(config Config, universe []string) *model {
 		config:   config,
 		universe: universe,
 		held:     map[string]bool{},
-		recorded: map[string]bool{"a": true},
+		recorded: map[string]bool{"a": true, All: config.Kind != Allowed}, // in a namespace, and in none
 		memory:   memory{now: time.Unix(1e9, 0)},
 	}
 }
@@ -62,6 +62,10 @@ func (m *model) apply(e Effect, v *view) error {
 		if v.behind[e.Namespace] {
 			return fmt.Errorf("%q feeds handlers that know more", e.Namespace)
 		}
+		if i := v.Informers[e.Namespace]; m.config.Kind == Allowed && e.Namespace != All && i.Version != "" && !i.Forbidden &&
+			len(i.Version) < len(v.Received[e.Namespace]) {
+			return fmt.Errorf("%q feeds handlers that know more", e.Namespace)
+		}
 		m.held[e.Namespace] = true
 		delete(m.recorded, e.Namespace)
 		if e.Namespace == All {
@@ -82,6 +86,9 @@ func (m *model) apply(e Effect, v *view) error {
 			return fmt.Errorf("%q no longer feeds, although it is not forbidden", e.Namespace)
 		}
 		m.held[e.Namespace] = false
+		if e.Namespace == All && v.ClusterScoped && len(m.universe) == 1 { // else it doubles the states
+			m.recorded[All] = true // the objects have no namespace
+		}
 		for _, namespace := range m.universe {
 			if e.Namespace == All || e.Namespace == namespace {
 				m.recorded[namespace] = true
@@ -184,6 +191,12 @@ func (m *model) atRest(v *view, machine *Machine) error {
 			return fmt.Errorf("%d wait, and %d are said to", waiting, machine.Outcome().LeftOut)
 		}
 	}
+	for namespace, feeds := range m.held { // what has paused for an informer that does not take over
+		if buried := v.gone[namespace] && v.Informers[namespace].Forbidden; m.config.Kind == Allowed && !m.held[All] &&
+			namespace != All && !feeds && !buried && !v.behind[namespace] {
+			return fmt.Errorf("%q does not feed", namespace)
+		}
+	}
 	if count := m.places(v); m.config.Kind == Allowed && count > m.config.Max {
 		return fmt.Errorf("%d are held", count)
 	}
@@ -196,19 +209,22 @@ func (m *model) atRest(v *view, machine *Machine) error {
 }
 
 // concluded returns what is wrong with what the machine says of the set.
-func (m *model) concluded(v *view, machine *Machine) error {
+func (m *model) concluded(v *view, machine *Machine, wasDecided bool) error {
 	all, outcome := v.Informers[All], machine.Outcome()
 	waits, kept := m.config.Kind == Allowed && all.Synced && !m.held[All], 0
 	for namespace := range m.held {
 		waits = waits || v.behind[namespace] && !m.held[namespace]
 	}
+	for _, unsure := range v.unsure {
+		waits = waits || unsure
+	}
 	for namespace := range m.recorded {
-		if _, held := m.held[namespace]; m.config.Kind == Allowed && !held && !machine.taking {
+		if _, held := m.held[namespace]; m.config.Kind == Allowed && !held && !machine.taking && namespace != All {
 			kept++
 		}
 	}
 	known, shows := v.Known || !v.Awaited, len(machine.Members(v.Informers)) > 0
-	decided := outcome.Decided // nothing must change
+	decided := wasDecided
 	switch {
 	case m.config.Kind != Allowed || v.ClusterScoped:
 		decided = known
@@ -232,7 +248,7 @@ func (m *model) concluded(v *view, machine *Machine) error {
 		return fmt.Errorf("%d are left out, although that is not known", outcome.LeftOut)
 	case machine.taking && (v.caughtUp || v.overdue || !all.Synced):
 		return errors.New("it still takes over")
-	case waits && !machine.taking && all.Synced && v.follows:
+	case m.config.Kind == Allowed && !m.held[All] && !machine.taking && all.Synced && v.follows && !v.ClusterScoped:
 		return errors.New("it does not take over")
 	}
 	return nil
@@ -289,7 +305,7 @@ func explore(t *testing.T, config Config, universe []string, worlds []world) int
 			var steps [][]Effect
 			path := func() string { return fmt.Sprintf("%s\n%+v %+v\n  %v", n.path, config, world, steps) }
 			for round := 0; ; round++ {
-				took := next.machine.taking
+				took, wasDecided := next.machine.taking, next.machine.outcome.Decided
 				v, effects := world.step(&next.machine, next.model)
 				steps = append(steps, effects)
 				if took && !next.machine.taking && v.Informers[All].Synced && !v.caughtUp && !v.overdue && !v.ClusterScoped {
@@ -301,7 +317,7 @@ func explore(t *testing.T, config Config, universe []string, worlds []world) int
 					}
 				}
 				if len(effects) == 0 {
-					err := next.model.concluded(v, &next.machine)
+					err := next.model.concluded(v, &next.machine, wasDecided)
 					if err == nil && !next.machine.taking {
 						err = next.model.atRest(v, &next.machine)
 					}

@@ -44,14 +44,19 @@ type Facts struct {
 	// Exists says whether namespaces exist, of those that are held or recorded. It lacks those of
 	// which that is not known.
 	Exists map[string]bool
-	// ExistsAt is a resource version: Exists is not older.
+	// ExistsAt is a resource version: Exists is not older. It is compared with those of objects, which
+	// holds where one storage gives all of them; elsewhere, a namespace that has never been seen may
+	// be taken for one that is gone, or not be.
 	ExistsAt string
 	// Informers has what is known of the informers that are held.
 	Informers map[string]Informer
 	// Recorded are the namespaces of objects that handlers know and that nothing feeds, sorted.
 	Recorded []string
-	// Received are the latest versions that handlers have received.
+	// Received are the latest versions that handlers have received from informers that were held.
 	Received versions.ByNamespace
+	// Resumed are the latest versions of what handlers had received before. Another API server may
+	// have given them, so that no informer ever reaches them.
+	Resumed versions.ByNamespace
 }
 
 // names reports whether the namespace is one of Names.
@@ -158,6 +163,9 @@ func (m *Machine) decide(v *view) []Effect {
 		m.feed(v)
 	}
 	for _, namespace := range v.Recorded {
+		if namespace == All { // the kind was cluster-scoped
+			continue
+		}
 		_, held := m.held[namespace]
 		outside := !held && !m.held[All] && !m.taking && m.lost(v, namespace)
 		if outside || m.buried[namespace] && !m.held[namespace] && v.gone[namespace] {
@@ -201,7 +209,7 @@ func (m *Machine) choose(v *view) {
 	case m.taking:
 		m.takeOver(v)
 	case all.Synced && v.follows:
-		m.taking, m.since = true, v.Now
+		m.taking, m.since, m.outcome.Again = true, v.Now, 0 // handlers wait now, so it looks soon
 		kept := false
 		for _, namespace := range m.namespaces() {
 			if m.held[namespace] {

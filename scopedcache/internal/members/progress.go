@@ -1,6 +1,8 @@
 package members
 
 import (
+	"maps"
+	"slices"
 	"time"
 
 	"github.com/latchkey-dev/latchkey/internal/versions"
@@ -29,7 +31,8 @@ type progress struct {
 type view struct {
 	Facts
 	gone   map[string]bool // namespaces that existed and do not exist any more
-	behind map[string]bool // they are Synced, and lack what the handlers have received from others
+	unsure map[string]bool // namespaces that do not exist, and may be too new to be known
+	behind map[string]bool // their informers lack what the handlers have received from others
 	// follows says whether the informer of all namespaces has what the handlers had received when it
 	// synced, and caughtUp whether it has all that they have received.
 	follows, caughtUp bool
@@ -38,13 +41,14 @@ type view struct {
 
 // look derives what follows from the facts and from what was known before.
 func (m *Machine) look(facts Facts) *view {
-	v := &view{Facts: facts, gone: map[string]bool{}, behind: map[string]bool{}}
+	v := &view{Facts: facts, gone: map[string]bool{}, unsure: map[string]bool{}, behind: map[string]bool{}}
 	m.lookForGone(v)
 	if m.config.Kind != Allowed {
 		return v
 	}
 	for namespace, i := range v.Informers {
-		v.behind[namespace] = namespace != All && i.Synced && !m.held[namespace] &&
+		// One that may not run begins anew, and later, with a list that is not old.
+		v.behind[namespace] = namespace != All && !m.held[namespace] && !i.Forbidden && !i.NotServed &&
 			!versions.Reached(i.Version, v.Received[namespace])
 	}
 	all := v.Informers[All]
@@ -71,16 +75,22 @@ func (m *Machine) lookForGone(v *view) {
 	before := m.had
 	m.had = map[string]bool{}
 	note := func(namespace string) {
+		if namespace == All {
+			return
+		}
 		exists, known := v.Exists[namespace]
-		absent, received := known && !exists, v.Received[namespace]
-		had := before[namespace] || absent && received != "" && versions.Reached(v.ExistsAt, received)
+		absent, had := known && !exists, before[namespace]
+		for _, version := range []string{v.Received[namespace], v.Resumed[namespace]} {
+			if absent && !had && version != "" {
+				had = versions.Reached(v.ExistsAt, version)
+				v.unsure[namespace] = !had
+			}
+		}
 		m.had[namespace] = exists || had
 		v.gone[namespace] = absent && had
 	}
 	for namespace := range m.held {
-		if namespace != All {
-			note(namespace)
-		}
+		note(namespace)
 	}
 	for _, namespace := range v.Recorded {
 		note(namespace)
@@ -129,12 +139,8 @@ func (m *Machine) waits(v *view) bool {
 	if m.taking || v.Informers[All].Synced && !m.held[All] {
 		return true
 	}
-	for _, behind := range v.behind {
-		if behind {
-			return true
-		}
-	}
-	return false
+	return slices.Contains(slices.Collect(maps.Values(v.behind)), true) ||
+		slices.Contains(slices.Collect(maps.Values(v.unsure)), true)
 }
 
 func (m *Machine) leftOut(v *view) (left int) {
@@ -154,7 +160,7 @@ func (m *Machine) kept(v *view) (kept int) {
 		return 0
 	}
 	for _, namespace := range v.Recorded {
-		if _, held := m.held[namespace]; !held {
+		if _, held := m.held[namespace]; !held && namespace != All {
 			kept++
 		}
 	}

@@ -1,7 +1,9 @@
 package members
 
 import (
+	"maps"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -49,34 +51,37 @@ type derived struct {
 }
 
 // pace is how far informers are.
-type pace struct{ follows, caughtUp, overdue bool }
+type pace struct {
+	follows, caughtUp, overdue bool
+	behind                     string // these namespaces
+}
 
 func (d derived) step(machine *Machine, model *model) (*view, []Effect) {
 	v := &view{
 		Facts:    model.facts(d.source, d.informers),
 		gone:     d.gone,
+		unsure:   map[string]bool{},
 		behind:   map[string]bool{},
 		follows:  d.pace.follows,
 		caughtUp: d.pace.caughtUp,
 		overdue:  d.pace.overdue,
 	}
 	for namespace, i := range v.Informers {
-		v.behind[namespace] = namespace != All && i.Synced && !model.held[namespace] && !d.pace.caughtUp
+		v.behind[namespace] = namespace != All && !model.held[namespace] && !i.Forbidden && !i.NotServed &&
+			strings.Contains(d.pace.behind, namespace)
 	}
 	return v, machine.decide(v)
 }
 
 func derivedWorlds(kind Kind) (worlds []world) {
-	paces := []pace{{}, {follows: true}, {overdue: true}, {follows: true, caughtUp: true}}
+	paces := []pace{{follows: true, caughtUp: true}, {behind: "a"}}
+	ofSynced := append(slices.Clone(paces), pace{behind: "ab"}, pace{follows: true, behind: "ab"}, pace{overdue: true})
 	for _, source := range sources(kind, "a", "b") {
 		for _, gone := range []map[string]bool{{}, {"a": true}, {"a": true, "b": true}} {
 			for _, ofAll := range statesOfAll(kind) {
 				for _, ofA := range states {
 					for _, ofB := range states {
-						for _, pace := range paces {
-							if !ofAll.Synced && pace.follows != pace.caughtUp || pace.overdue && !ofAll.Synced {
-								continue // it is no different from another one
-							}
+						for _, pace := range map[bool][]pace{false: paces, true: ofSynced}[ofAll.Synced] {
 							worlds = append(worlds, derived{source, gone, map[string]Informer{All: ofAll, "a": ofA, "b": ofB}, pace})
 						}
 					}
@@ -94,6 +99,7 @@ type observed struct {
 	existsAt  string
 	informers map[string]Informer
 	received  versions.ByNamespace
+	resumed   versions.ByNamespace
 	after     time.Duration // since the last step
 }
 
@@ -110,6 +116,7 @@ func (o observed) step(machine *Machine, model *model) (*view, []Effect) {
 	model.now = model.now.Add(o.after)
 	facts := model.facts(o.source, o.informers)
 	facts.Now, facts.Exists, facts.ExistsAt, facts.Received = model.now, o.exists, o.existsAt, o.received
+	facts.Resumed = o.resumed
 	v := model.view(facts, machine.taking)
 	effects := machine.Step(facts)
 	if machine.taking && model.since.IsZero() {
@@ -124,19 +131,26 @@ func (o observed) step(machine *Machine, model *model) (*view, []Effect) {
 // view derives what follows, in words that are not the machine's. Versions are as long as they are
 // late.
 func (m *model) view(facts Facts, taking bool) *view {
-	v := &view{Facts: facts, gone: map[string]bool{}, behind: map[string]bool{}}
+	v := &view{Facts: facts, gone: map[string]bool{}, unsure: map[string]bool{}, behind: map[string]bool{}}
 	exists, known := facts.Exists["a"]
-	received := facts.Received["a"]
-	if _, held := m.held["a"]; !held && !m.recorded["a"] {
+	received, resumed := facts.Received["a"], facts.Resumed["a"]
+	older := received != "" && len(facts.ExistsAt) >= len(received) || resumed != "" && len(facts.ExistsAt) >= len(resumed)
+	_, held := m.held["a"]
+	if !held && !m.recorded["a"] {
 		m.had = map[string]bool{}
-	} else if exists || known && received != "" && len(facts.ExistsAt) >= len(received) {
+	} else if exists || known && older {
 		m.had = map[string]bool{"a": true}
 	}
 	v.gone["a"] = known && !exists && m.had["a"]
+	v.unsure["a"] = known && !exists && !m.had["a"] && (held || m.recorded["a"]) && received+resumed != ""
 	if m.config.Kind != Allowed {
 		return v
 	}
-	v.behind["a"] = facts.Informers["a"].Synced && !m.held["a"] && len(facts.Informers["a"].Version) < len(received)
+	a := facts.Informers["a"]
+	v.behind["a"] = held && !m.held["a"] && !a.Forbidden && len(a.Version) < len(received)
+	for _, version := range facts.Received {
+		received = max(received, version)
+	}
 	all := facts.Informers[All]
 	if !all.Synced || m.held[All] {
 		m.synced, m.mark = false, ""
@@ -163,10 +177,22 @@ func observedWorlds(kind Kind) (worlds []world) {
 		for _, existence := range existences {
 			for _, ofAll := range withVersions(statesOfAll(kind)) {
 				for _, ofA := range withVersions(states) {
-					for _, received := range []versions.ByNamespace{{}, {"a": "1"}, {"a": "11"}, {"a": "111"}} {
-						for _, after := range []time.Duration{time.Millisecond, 11 * time.Second} {
-							worlds = append(worlds, observed{source, existence.exists, existence.existsAt,
-								map[string]Informer{All: ofAll, "a": ofA}, received, after})
+					for _, received := range []versions.ByNamespace{{}, {"a": "1"}, {"a": "11"}, {"a": "1", "b": "111"}} {
+						base := observed{
+							source:    source,
+							exists:    existence.exists,
+							existsAt:  existence.existsAt,
+							informers: map[string]Informer{All: ofAll, "a": ofA},
+							received:  received,
+							after:     time.Millisecond,
+						}
+						worlds = append(worlds, base)
+						if ofAll.Synced {
+							base.after = 11 * time.Second
+							worlds = append(worlds, base)
+						} else if len(received) == 0 && existence.existsAt != "11" {
+							base.resumed = versions.ByNamespace{"a": "11"}
+							worlds = append(worlds, base)
 						}
 					}
 				}
@@ -176,10 +202,10 @@ func observedWorlds(kind Kind) (worlds []world) {
 	return worlds
 }
 
-// withVersions returns informers that are Synced in each version, and the others.
+// withVersions returns informers that have listed in each version, and the others.
 func withVersions(states []Informer) (all []Informer) {
 	for _, i := range states {
-		if all = append(all, i); i.Synced {
+		if all = append(all, i); i.Served && !i.Forbidden {
 			all[len(all)-1].Version = "1"
 			i.Version = "11"
 			all = append(all, i)
@@ -195,7 +221,7 @@ func (m *model) facts(source Facts, informers map[string]Informer) Facts {
 		source.Informers[namespace] = informers[namespace]
 	}
 	source.Recorded = nil
-	for _, namespace := range m.universe {
+	for _, namespace := range slices.Sorted(maps.Keys(m.recorded)) {
 		if m.recorded[namespace] {
 			source.Recorded = append(source.Recorded, namespace)
 		}
@@ -279,4 +305,21 @@ func TestLooksAgain(t *testing.T) {
 	g.Expect(pauses[0]).To(Equal(10 * time.Millisecond))
 	g.Expect(slices.IsSorted(pauses)).To(BeTrue(), "%v", pauses)
 	g.Expect(pauses[8]).To(Equal(time.Second))
+
+	// When it begins to take over, handlers wait.
+	facts.Informers = map[string]Informer{All: {Forbidden: true}}
+	facts.Known, facts.Names, facts.Received = true, []string{"a"}, nil
+	g.Expect(m.Step(facts)).To(ConsistOf(Effect{Hold, "a"}))
+	facts.Informers = map[string]Informer{All: {Forbidden: true}, "a": {Synced: true, Version: "2"}}
+	g.Expect(m.Step(facts)).To(ConsistOf(Effect{Feed, "a"}))
+	facts.Received = versions.ByNamespace{"a": "2"}
+	facts.Informers[All] = Informer{Synced: true, Version: "1"}
+	for range 9 {
+		g.Expect(m.Step(facts)).To(BeEmpty())
+	}
+	facts.Received = versions.ByNamespace{"a": "3"}
+	facts.Informers[All] = Informer{Synced: true, Version: "2"}
+	g.Expect(m.Step(facts)).To(ConsistOf(Effect{Keep, "a"}))
+	g.Expect(m.Step(facts)).To(BeEmpty())
+	g.Expect(m.Outcome().Again).To(Equal(10 * time.Millisecond))
 }

@@ -26,6 +26,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
+	"github.com/latchkey-dev/latchkey/internal/replay"
 	"github.com/latchkey-dev/latchkey/scopedcache"
 	"github.com/latchkey-dev/latchkey/test/support/testutil"
 )
@@ -687,6 +688,50 @@ func (s *slowHandler) objects() []string {
 func (s *slowHandler) OnAdd(object any, _ bool) { s.note(object, true) }
 func (s *slowHandler) OnUpdate(_, object any)   { s.note(object, true) }
 func (s *slowHandler) OnDelete(object any)      { s.note(object, false) }
+
+// A handler that knows objects of another API server, with versions that this one will not reach
+// for long, does not wait for these: neither for one informer of all namespaces nor for one of
+// each.
+func TestSetResumesAtAnotherServer(t *testing.T) {
+	g := NewWithT(t)
+	u := newUser(t)
+	u.grantRBAC(t)
+	ns := createNamespace(t)
+	create(t, configMap(ns, "here"))
+	everywhere := u.grant(t, "", "configmaps", "list", "watch")
+	u.grant(t, ns, "configmaps", "list", "watch")
+	cached := u.start(t, scopedcache.Options{WatchRBAC: true, AccessReviewInterval: shortInterval}, cache.Options{})
+	set, _ := cached.holdSet(t, scopedcache.WhereverAllowed(), nil)
+	resume := func() *testutil.Recorder {
+		there := configMap(ns, "there")
+		there.ResourceVersion = "999999999999"
+		handler := &testutil.Recorder{Key: func(object client.Object) string {
+			if object.GetNamespace() == ns {
+				return object.GetName()
+			}
+			return elsewhere
+		}}
+		seen := replay.Seen{client.ObjectKeyFromObject(there): replay.Remember(there)}
+		_, err := set.AddEventHandler(replay.ResumedHandler{
+			ResourceEventHandler: handler,
+			Options:              replay.Options{Seen: seen},
+		})
+		g.Expect(err).NotTo(HaveOccurred())
+		return handler
+	}
+	early := resume()
+	g.Eventually(func() []string { return members(set) }).WithTimeout(patience).Should(ConsistOf(": Synced"))
+	g.Eventually(early.Events).WithTimeout(patience).Should(ContainElements("add here", "delete unseen there"))
+	everywhere.revoke(t)
+	g.Eventually(func() []string { return members(set) }).WithTimeout(patience).Should(ConsistOf(ns + ": Synced"))
+	late := resume()
+	g.Eventually(late.Events).WithTimeout(patience).Should(ConsistOf("add here", "delete unseen there"))
+	everywhere.restore(t)
+	g.Eventually(func() []string { return members(set) }).WithTimeout(patience).Should(ConsistOf(": Synced"))
+	create(t, configMap(ns, "after"))
+	g.Eventually(late.Events).WithTimeout(patience).Should(ContainElement("add after"))
+	g.Expect(late.Events()).NotTo(ContainElement("delete here"))
+}
 
 // A handler of a set is called by one of its namespaces at a time, receives what is there when it
 // comes late, and nothing after the release.
