@@ -789,9 +789,10 @@ func TestOnError(t *testing.T) {
 			},
 		}))).To(Succeed())
 		denied, failing := errors.New("denied"), errors.New("failing")
+		informer := conn.informer("ConfigMap/n")
 		observe := func(state scopedcache.ScopeState) {
 			state.Scope = scopedcache.Scope{Namespace: "n"}
-			conn.informer("ConfigMap/n").observe(state)
+			informer.observe(state)
 		}
 		observe(scopedcache.ScopeState{State: scopedcache.StateSynced}) // a first state without an error is not reported
 		observe(scopedcache.ScopeState{State: scopedcache.StateForbidden, LastError: denied})
