@@ -20,16 +20,16 @@ import (
 // followingClient is a client.Client that sends each request to the resource that discovery names
 // now. A client of controller-runtime remembers the resource and scope of a kind for good.
 // followingClient makes another one when a kind has another resource or scope: a
-// CustomResourceDefinition can be deleted and created again with another one.
+// CustomResourceDefinition can be deleted and created again with another one. The first one is made
+// when it is needed: an extension that only reads from the cache needs none.
 type followingClient struct {
-	mapper *targets.Mapper
-	scheme *runtime.Scheme
-	build  func(meta.RESTMapper) (client.Client, error)
-	// fromCache is whether reads come from a cache, except those of the kinds in uncached.
-	fromCache bool
-	uncached  map[schema.GroupVersionKind]struct{}
+	conn    *Connection
+	options client.Options // without Mapper
+	// cached, if not nil, serves reads, except those of the kinds in uncached.
+	cached   client.Reader
+	uncached map[schema.GroupVersionKind]struct{}
 
-	current  atomic.Pointer[pinnedClient]
+	current  atomic.Pointer[pinnedClient] // nil before the first request that needs it
 	building sync.Mutex
 }
 
@@ -78,33 +78,47 @@ func (p *pins) take(gvk schema.GroupVersionKind, found *targets.Resolved) bool {
 
 // newFollowingClient returns a client with those options, whose Mapper must not be set.
 func newFollowingClient(c *Connection, options client.Options) (*followingClient, error) {
-	f := &followingClient{
-		mapper:    c.mapper,
-		scheme:    c.options.Scheme,
-		fromCache: options.Cache != nil,
-		uncached:  map[schema.GroupVersionKind]struct{}{},
+	f := &followingClient{conn: c, options: options}
+	if options.Cache == nil {
+		return f, nil
 	}
-	f.build = func(mapper meta.RESTMapper) (client.Client, error) {
-		options.Mapper = mapper
-		return client.New(c.config, options)
-	}
-	if options.Cache != nil {
-		for _, object := range options.Cache.DisableFor {
-			gvk, err := f.kindOf(object)
-			if err != nil {
-				return nil, err
-			}
-			f.uncached[gvk] = struct{}{}
+	f.cached = options.Cache.Reader
+	for _, object := range options.Cache.DisableFor {
+		gvk, err := f.kindOf(object)
+		if err != nil {
+			return nil, err
 		}
+		if f.uncached == nil {
+			f.uncached = map[schema.GroupVersionKind]struct{}{}
+		}
+		f.uncached[gvk] = struct{}{}
 	}
-	first, err := f.newClient(&pins{RESTMapper: f.mapper})
-	f.current.Store(first)
-	return f, err
+	return f, nil
 }
 
 func (f *followingClient) newClient(pins *pins) (*pinnedClient, error) {
-	built, err := f.build(pins)
-	return &pinnedClient{built, pins}, err
+	options := f.options
+	options.Mapper = pins
+	built, err := client.New(f.conn.config, options)
+	return &pinnedClient{built, pins}, errors.Wrap(err, "creating a client")
+}
+
+// latest returns the client that knows the latest resources.
+func (f *followingClient) latest() (*pinnedClient, error) {
+	if current := f.current.Load(); current != nil {
+		return current, nil
+	}
+	f.building.Lock()
+	defer f.building.Unlock()
+	if current := f.current.Load(); current != nil {
+		return current, nil
+	}
+	first, err := f.newClient(&pins{RESTMapper: f.conn.mapper})
+	if err != nil {
+		return nil, err
+	}
+	f.current.Store(first)
+	return first, nil
 }
 
 // renew replaces the client by one for which a kind has another resource, unless another caller has
@@ -115,7 +129,7 @@ func (f *followingClient) renew(last *pinnedClient, gvk schema.GroupVersionKind,
 	if f.current.Load() != last {
 		return nil
 	}
-	pins := &pins{RESTMapper: f.mapper}
+	pins := &pins{RESTMapper: f.conn.mapper}
 	last.pins.known.Range(func(gvk, known any) bool {
 		pins.known.Store(gvk, known)
 		return true
@@ -131,7 +145,7 @@ func (f *followingClient) renew(last *pinnedClient, gvk schema.GroupVersionKind,
 
 // kindOf returns the kind of an object, or of a list's items.
 func (f *followingClient) kindOf(object runtime.Object) (schema.GroupVersionKind, error) {
-	gvk, err := apiutil.GVKForObject(object, f.scheme)
+	gvk, err := apiutil.GVKForObject(object, f.Scheme())
 	if err == nil && meta.IsListType(object) {
 		gvk.Kind = strings.TrimSuffix(gvk.Kind, "List")
 	}
@@ -158,11 +172,14 @@ func (t *target) contradicts(mapping *meta.RESTMapping) bool {
 // discovery fails, and the last client knows one, that is returned.
 func (f *followingClient) clientFor(ctx context.Context, t target) (client.Client, error) {
 	for {
-		current := f.current.Load()
+		current, err := f.latest()
+		if err != nil {
+			return nil, err
+		}
 		known := current.pins.get(t.gvk)
-		found, err := f.mapper.Resolve(ctx, t.gvk, known)
+		found, err := f.conn.mapper.Resolve(ctx, t.gvk, known)
 		if err == nil && t.contradicts(found.Mapping) {
-			found = f.mapper.Doubt(ctx, t.gvk, found)
+			found = f.conn.mapper.Doubt(ctx, t.gvk, found)
 		}
 		switch {
 		case err != nil:
@@ -204,13 +221,13 @@ func (f *followingClient) forConfiguration(ctx context.Context, obj runtime.Appl
 			return f.clientFor(ctx, target{gvk: version.WithKind(kind), namespace: ptr.Deref(o.GetNamespace(), "")})
 		}
 	}
-	return f.current.Load(), nil // it says what is wrong
+	return f.latest() // it says what is wrong
 }
 
 // caches reports whether reads of an object or list come from the cache.
 func (f *followingClient) caches(object runtime.Object) bool {
-	if !f.fromCache || len(f.uncached) == 0 {
-		return f.fromCache
+	if f.cached == nil || len(f.uncached) == 0 {
+		return f.cached != nil
 	}
 	gvk, err := f.kindOf(object)
 	_, uncached := f.uncached[gvk]
@@ -221,7 +238,7 @@ func (f *followingClient) caches(object runtime.Object) bool {
 func (f *followingClient) Get(ctx context.Context, key client.ObjectKey, object client.Object,
 	opts ...client.GetOption) error {
 	if f.caches(object) {
-		return f.current.Load().Get(ctx, key, object, opts...)
+		return f.cached.Get(ctx, key, object, opts...)
 	}
 	c, err := f.forObject(ctx, object, key.Namespace)
 	if err != nil {
@@ -233,7 +250,7 @@ func (f *followingClient) Get(ctx context.Context, key client.ObjectKey, object 
 // List implements client.Reader.
 func (f *followingClient) List(ctx context.Context, list client.ObjectList, opts ...client.ListOption) error {
 	if f.caches(list) {
-		return f.current.Load().List(ctx, list, opts...)
+		return f.cached.List(ctx, list, opts...)
 	}
 	gvk, err := f.kindOf(list)
 	if err != nil {
@@ -319,19 +336,19 @@ func (f *followingClient) SubResource(name string) client.SubResourceClient {
 }
 
 // Scheme implements client.Client.
-func (f *followingClient) Scheme() *runtime.Scheme { return f.scheme }
+func (f *followingClient) Scheme() *runtime.Scheme { return f.conn.options.Scheme }
 
 // RESTMapper implements client.Client.
-func (f *followingClient) RESTMapper() meta.RESTMapper { return f.mapper }
+func (f *followingClient) RESTMapper() meta.RESTMapper { return f.conn.mapper }
 
 // GroupVersionKindFor implements client.Client.
 func (f *followingClient) GroupVersionKindFor(object runtime.Object) (schema.GroupVersionKind, error) {
-	return apiutil.GVKForObject(object, f.scheme)
+	return apiutil.GVKForObject(object, f.Scheme())
 }
 
 // IsObjectNamespaced implements client.Client.
 func (f *followingClient) IsObjectNamespaced(object runtime.Object) (bool, error) {
-	return apiutil.IsObjectNamespaced(object, f.scheme, f.mapper)
+	return apiutil.IsObjectNamespaced(object, f.Scheme(), f.conn.mapper)
 }
 
 // followingSubResource is the client of a subresource.

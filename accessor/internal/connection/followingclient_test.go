@@ -169,7 +169,7 @@ func (s *shapes) notice(t *testing.T) {
 
 // anew looks the kind up as a scope does.
 func anew(t *testing.T, c client.Client) error {
-	_, err := c.(*followingClient).mapper.RESTMappingAnew(t.Context(), shapeKind.GroupKind(), shapeKind.Version)
+	_, err := c.(*followingClient).conn.mapper.RESTMappingAnew(t.Context(), shapeKind.GroupKind(), shapeKind.Version)
 	return err
 }
 
@@ -194,6 +194,25 @@ func (c *configuration) GetName() *string       { return c.Metadata["name"] }
 func (c *configuration) GetNamespace() *string  { return c.Metadata["namespace"] }
 func (c *configuration) GetKind() *string       { return c.Kind }
 func (c *configuration) GetAPIVersion() *string { return c.APIVersion }
+
+// An extension that only reads from the cache has no client of controller-runtime.
+func TestReadsFromTheCacheNeedNoClient(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		g := NewWithT(t)
+		cached := &reads{}
+		s, c := newShapes(t, client.Options{Cache: &client.CacheOptions{Reader: cached, Unstructured: true}})
+		g.Expect(c.Get(t.Context(), client.ObjectKey{Name: "x"}, shapeNamed("", ""))).To(Succeed())
+		list := &unstructured.UnstructuredList{}
+		list.SetGroupVersionKind(shapeKind)
+		g.Expect(c.List(t.Context(), list)).To(Succeed())
+		g.Expect(cached.n).To(Equal(2))
+		g.Expect(c.(*followingClient).current.Load()).To(BeNil())
+		g.Expect(c.Create(t.Context(), shapeNamed("ns", "x"))).To(Succeed())
+		g.Expect(c.(*followingClient).current.Load()).NotTo(BeNil())
+		requests, _ := s.take()
+		g.Expect(requests).To(Equal([]string{"POST namespaces/ns/shapes"}))
+	})
+}
 
 // Every request that is not for a cache goes to the resource that discovery names now, in each
 // representation.

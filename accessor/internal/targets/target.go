@@ -99,12 +99,9 @@ func (t *Target) Certified(certificate *tls.Certificate) *Transport {
 // Host returns the URL of the server, for messages.
 func (t *Target) Host() string { return t.key.Host }
 
-// Config returns a copy of the config that reaches the server. The config holds no credential.
-func (t *Target) Config() *rest.Config {
-	config := rest.CopyConfig(t.config)
-	config.CAData = append([]byte(nil), t.config.CAData...)
-	return config
-}
+// Config returns a copy of the config that reaches the server. The config holds no credential. All
+// copies share the certificate authorities in CAData, which must not be changed.
+func (t *Target) Config() *rest.Config { return rest.CopyConfig(t.config) }
 
 // RoundTripper returns a RoundTripper that sends requests to the server over the TCP connections
 // that all members share. The target records the time of each answer.
