@@ -7,6 +7,7 @@ import (
 
 	"github.com/pkg/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/client-go/rest"
@@ -111,11 +112,26 @@ func (r *overridingResolver) check(overrides CacheOverrides) error {
 	case len(overrides.Version) > maxOverridesVersion || !untrusted.IsPresentable(overrides.Version):
 		return errors.Errorf("the Version must be one line of at most %d printable bytes", maxOverridesVersion)
 	}
+	if err := rejectAllNamespaces("ByObject", overrides.ByObject); err != nil {
+		return err
+	}
 	if err := rejectDuplicates("ByObject", overrides.ByObject, r.scheme); err != nil {
 		return err
 	}
 	_, err := trialCache(overrides.ByObject, r.scheme)
 	return err
+}
+
+// rejectAllNamespaces returns an error for options of some namespaces and all others: a watch would
+// have one informer of the others.
+func rejectAllNamespaces(what string, byObject map[client.Object]cache.ByObject) error {
+	for object, settings := range byObject {
+		if _, all := settings.Namespaces[metav1.NamespaceAll]; all {
+			return errors.Errorf("%s[%T]: Namespaces must not have the empty name; leave Namespaces out for all namespaces",
+				what, object)
+		}
+	}
+	return nil
 }
 
 // rejectDuplicates returns an error for two options of one kind, of which one would be lost.

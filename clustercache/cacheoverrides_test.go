@@ -77,6 +77,7 @@ func TestInvalidOverrides(t *testing.T) {
 		"a Version is missing":      with("", cache.ByObject{}),
 		"one line":                  with("a\nb", cache.ByObject{}),
 		"at most 253":               with(strings.Repeat("x", 254), cache.ByObject{}),
+		"must not have the empty":   with("1", cache.ByObject{Namespaces: map[string]cache.Config{"": {}}}),
 		"a namespace that cannot":   with("1", cache.ByObject{Namespaces: map[string]cache.Config{"a/b": {}}}),
 		"a selector of the cache's": with("1", cache.ByObject{Label: labels.Nothing()}),
 		"two objects of /v1, Kind=Secret": func(client.Object) CacheOverrides {

@@ -22,11 +22,13 @@ type CacheOptions struct {
 	// another transform for the kind. Many informers call DefaultTransform at the same time, and a
 	// panic ends the process. The same applies to the functions in ByObject and Indexes.
 	DefaultTransform toolscache.TransformFunc
-	// ByObject restricts or transforms which objects of a kind are cached. With Namespaces, for a
-	// namespaced kind, a List of all namespaces reads these only, and a watch of all namespaces
-	// watches these only, as with scopedcache.InNamespaces; a Role in each suffices. A read in another
-	// namespace is an error, unless Namespaces also has the empty name, for all others. Without
-	// Namespaces, the reads determine which namespaces are cached.
+	// ByObject restricts or transforms which objects of a kind are cached. With Namespaces, a List of
+	// all namespaces reads these only, and a read in another one is an error. A watch of all
+	// namespaces, or with scopedcache.WhereverAllowed, watches these only, as with
+	// scopedcache.InNamespaces; a watch that names others is not restricted. A Role in each of them
+	// suffices. Namespaces must not have the empty name, and are for namespaced kinds: a watch of
+	// another kind is Failing with them. Without Namespaces, the reads determine which namespaces are
+	// cached.
 	ByObject map[client.Object]cache.ByObject
 	// PerExtension, if not nil, returns options for the cache of one extension's connection. For
 	// example, its reads and watches of Secrets can select only those with the label owner=EXTENSION.
@@ -91,8 +93,9 @@ type CacheOverrides struct {
 	// ByObject restricts or transforms which objects of a kind are cached, with the meaning that
 	// controller-runtime gives to cache.ByObject. What is not set in it is taken from
 	// CacheOptions.ByObject; so a Transform replaces that one, and does not run after it, and
-	// Namespaces are not added to those. A kind has one object here. When another Version has other
-	// Namespaces, handlers of a watch of all namespaces receive deletions for those that are gone.
+	// Namespaces replace those. An empty map of Namespaces, other than nil, means all. A kind has one
+	// object here. When another Version has other Namespaces, handlers of a watch of all namespaces
+	// receive deletions for those that are gone.
 	ByObject map[client.Object]cache.ByObject
 }
 

@@ -284,13 +284,13 @@ func ExampleCacheOverrides_namespaces() {
 
 var onlyTheirNamespaces = clustercache.CacheOptions{
 	PerExtension: func(extension client.Object) clustercache.CacheOverrides {
-		names := extension.GetAnnotations()["example.com/namespaces"]
-		namespaces := map[string]cache.Config{}
-		for name := range strings.FieldsSeq(names) {
+		names := strings.Fields(extension.GetAnnotations()["example.com/namespaces"])
+		namespaces := map[string]cache.Config{extension.GetNamespace(): {}}
+		for _, name := range names {
 			namespaces[name] = cache.Config{}
 		}
 		return clustercache.CacheOverrides{
-			Version:  "namespaces=" + names,
+			Version:  "namespaces=" + strings.Join(names, ","),
 			ByObject: map[client.Object]cache.ByObject{&corev1.ConfigMap{}: {Namespaces: namespaces}},
 		}
 	},

@@ -189,6 +189,9 @@ func (o *Options) setDefaults(mgr manager.Manager) {
 
 // validate returns an error for options that would fail at every connection.
 func (o *Options) validate() error {
+	if err := rejectAllNamespaces("Options.Cache.ByObject", o.Cache.ByObject); err != nil {
+		return err
+	}
 	if err := rejectDuplicates("Options.Cache.ByObject", o.Cache.ByObject, o.Scheme); err != nil {
 		return err
 	}

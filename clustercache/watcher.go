@@ -93,7 +93,8 @@ type TypedWatcherOptions[object client.Object, request comparable] struct {
 	EventHandler handler.TypedEventHandler[object, request]
 	// Predicates filter the events before EventHandler.
 	Predicates []predicate.TypedPredicate[object]
-	// Scope restricts the watch. The zero value means all namespaces.
+	// Scope restricts the watch. The zero value means all namespaces, or those that the cache's
+	// options name for the kind.
 	Scope Scope
 	// Dependent is the object that needs the watch. latchkey does not see when that object is
 	// deleted: call Unwatch with the dependent then. The watch ends with its last dependent. Empty

@@ -8,7 +8,6 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -35,7 +34,7 @@ func (r *reader) Get(ctx context.Context, name client.ObjectKey, object client.O
 		r.note(ctx, running)
 		return running.Get(ctx, name, object, opts...)
 	}
-	if err := r.user.check(); err != nil {
+	if err := r.checkNamespace(ctx, kind, name.Namespace); err != nil {
 		return err
 	}
 	if own {
@@ -72,7 +71,7 @@ func (r *reader) List(ctx context.Context, list client.ObjectList, opts ...clien
 		r.note(ctx, running)
 		return running.List(ctx, list, opts...)
 	}
-	if err := r.user.check(); err != nil {
+	if err := r.checkNamespace(ctx, kind, options.Namespace); err != nil {
 		return err
 	}
 	if own {
@@ -98,14 +97,6 @@ func (r *reader) List(ctx context.Context, list client.ObjectList, opts ...clien
 	return running.List(ctx, list, running.entry.requires.without(options))
 }
 
-// readsEveryConfigured reports whether a List is one of all namespaces in the cache's options.
-func (r *reader) readsEveryConfigured(ctx context.Context, k *kind, namespace string) (bool, error) {
-	if len(k.config.namespaces) == 0 || namespace != metav1.NamespaceAll {
-		return false, nil
-	}
-	return r.namespaced(ctx, k)
-}
-
 // note records in the caller's span which scope answers a read.
 func (r *reader) note(ctx context.Context, from *informer) {
 	if r.env.tracer != nil {
@@ -116,6 +107,9 @@ func (r *reader) note(ctx context.Context, from *informer) {
 // ready returns the informer that serves a namespace if it can serve reads at once, else nil. The
 // informer is that of the namespace or, if there is no such scope, of all namespaces.
 func (k *kind) ready(namespace string) *informer {
+	if k.excludes(namespace) {
+		return nil
+	}
 	if e := k.only.Load(); e != nil && !e.onlyTried() {
 		e.markRead()
 		return e.current.Load()
@@ -326,73 +320,4 @@ func (r *reader) namespaced(ctx context.Context, k *kind) (bool, error) {
 		k.mapping.Store(mapping)
 	}
 	return mapping.Scope.Name() == meta.RESTScopeNameNamespace, nil
-}
-
-// configuredNamespace returns which of the namespaces in the cache's options serves a namespace. ""
-// is the one of all namespaces. configuredNamespace returns an error if none serves it.
-func (r *reader) configuredNamespace(ctx context.Context, k *kind, namespace string) (string, error) {
-	if _, ok := k.config.namespaces[namespace]; ok && namespace != metav1.NamespaceAll {
-		return namespace, nil
-	}
-	if _, ok := k.config.namespaces[metav1.NamespaceAll]; ok {
-		return metav1.NamespaceAll, nil
-	}
-	namespaced, err := r.namespaced(ctx, k)
-	if err != nil {
-		return "", err
-	}
-	if !namespaced {
-		return metav1.NamespaceAll, nil
-	}
-	return "",
-		errors.Errorf(
-			"the cache's options do not name the namespace %q for %s: unknown namespace for the cache; add it to "+
-				"DefaultNamespaces or ByObject.Namespaces", namespace, k.gvk)
-}
-
-// listConfigured lists all namespaces in the cache's options, one after the other, until the limit
-// is reached.
-func (r *reader) listConfigured(ctx context.Context, k *kind, list client.ObjectList,
-	options client.ListOptions, own bool) error {
-	if options.Continue != "" {
-		return errors.New("continue list option is not supported by the cache")
-	}
-	var parts []listPart
-	for namespace := range k.config.namespaces {
-		choose := func(ctx context.Context) (*informer, error) { return r.awaitUnselected(ctx, k, namespace) }
-		parts = append(parts, func(list client.ObjectList, options *client.ListOptions) error {
-			return r.listFrom(ctx, k, choose, list, options, own)
-		})
-	}
-	return listAll(parts, list, options)
-}
-
-// listPart lists a part of the objects.
-type listPart func(client.ObjectList, *client.ListOptions) error
-
-// listAll lists one part after the other, until the limit is reached.
-func listAll(parts []listPart, list client.ObjectList, options client.ListOptions) error {
-	limit := options.Limit
-	var all []runtime.Object
-	for _, listPart := range parts {
-		part := list.DeepCopyObject().(client.ObjectList)
-		if err := listPart(part, &options); err != nil {
-			return err
-		}
-		items, err := meta.ExtractList(part)
-		if err != nil {
-			return errors.WithStack(err)
-		}
-		all = append(all, items...)
-		if limit > 0 {
-			if options.Limit -= int64(len(items)); options.Limit <= 0 {
-				break
-			}
-		}
-	}
-	if err := meta.SetList(list, all); err != nil {
-		return errors.WithStack(err)
-	}
-	list.SetContinue("continue-not-supported") // as controller-runtime's cache does
-	return nil
 }

@@ -897,6 +897,48 @@ func TestOnErrorOfASet(t *testing.T) {
 	})
 }
 
+// The options of a connection's cache may name namespaces for a watch of all. OnError then hears of
+// the watch as it was requested, and of each namespace until another connection has others.
+func TestOnErrorOfConfiguredNamespaces(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		g := NewWithT(t)
+		r := newRegistry()
+		conn := connect(r, 1)
+		var received []string
+		g.Expect(r.Watch(t.Context(), conn, NewWatcher(watcherOptions{
+			Name:         "w",
+			Watcher:      &ctl{},
+			Kind:         &corev1.ConfigMap{},
+			EventHandler: onAdd(nothing),
+			OnError: func(_ context.Context, err WatchError) {
+				received = append(received, fmt.Sprintf("%q %s", err.Scope.Namespace, err.State))
+				g.Expect(err.Scope.Namespaces).To(BeNil())
+			},
+		}))).To(Succeed())
+		denied := errors.New("denied")
+		report := func(conn *connection, scope scopedcache.Scope, state scopedcache.State, err error) {
+			conn.informer("ConfigMap/").observe(scopedcache.ScopeState{Scope: scope, State: state, LastError: err})
+			synctest.Wait()
+		}
+		b := scopedcache.Scope{Namespace: "b"}
+		report(conn, scopedcache.Scope{}, scopedcache.StateForbidden, denied)
+
+		named := connect(r, 2)
+		synctest.Wait()
+		set := scopedcache.Scope{Namespaces: scopedcache.InNamespaces("a", "b")}
+		report(named, b, scopedcache.StateForbidden, denied)
+		report(named, set, scopedcache.StatePartial, denied)
+
+		others := connect(r, 3)
+		synctest.Wait()
+		report(others, scopedcache.Scope{Namespaces: scopedcache.InNamespaces("a", "c")}, scopedcache.StateSynced, nil)
+		g.Expect(received).To(ConsistOf(`"" Forbidden`, `"b" Forbidden`, `"" Partial`, `"b" Left`, `"" Synced`))
+		for _, c := range []*connection{conn, named, others} {
+			c.disconnect(r)
+		}
+	})
+}
+
 // Of a set that changes, OnError hears that a namespace has left if it knows of an error there.
 func TestOnErrorOfASetThatChanges(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

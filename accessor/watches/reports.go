@@ -22,7 +22,7 @@ func (w *watch) observer(conn Connection) func(scopedcache.ScopeState) {
 			w.reportedBy, w.pending = conn.Epoch(), nil // what is pending is of an earlier connection
 			w.leaveAllLocked()
 		}
-		w.pending = put(w.pending, state)
+		w.pending = put(w.pending, w.named(state))
 		if w.reporter != conn {
 			w.reporter = conn
 			conn.Go(func() { w.reportAll(conn) })
@@ -30,14 +30,23 @@ func (w *watch) observer(conn Connection) func(scopedcache.ScopeState) {
 	}
 }
 
-// leaveAllLocked reports that the namespaces with an error have left, if the set may have others in
-// the next connection. Those that it still has are reported again. The caller holds mu.
+// named returns the state of the whole watch with the scope that was requested: the options of a
+// connection's cache may name namespaces for a watch of all.
+func (w *watch) named(state scopedcache.ScopeState) scopedcache.ScopeState {
+	if state.Scope.Namespaces != nil || state.Scope.Namespace == "" {
+		state.Scope = w.scope
+	}
+	return state
+}
+
+// leaveAllLocked reports that the namespaces with an error have left, if the next connection may
+// have others. Those that it still has are reported again. The caller holds mu.
 func (w *watch) leaveAllLocked() {
-	if w.scope.Namespaces == nil || w.scope.Namespaces.Names() != nil {
+	if w.scope.Namespaces.Names() != nil {
 		return
 	}
 	for _, state := range w.reported {
-		if state.Scope.Namespaces == nil {
+		if !state.Scope.Equal(w.scope) {
 			state.State = scopedcache.StateLeft
 			w.pending = put(w.pending, state)
 		}

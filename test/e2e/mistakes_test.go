@@ -98,9 +98,9 @@ func TestLikelyMistakesAtSetup(t *testing.T) {
 				"NamespacePath and NamePath must be empty"}},
 		"namespaces of a kind": {func(o *clustercache.Options) {
 			o.Cache.ByObject = map[client.Object]cache.ByObject{
-				&corev1.Secret{}: {Namespaces: map[string]cache.Config{"x": {}}},
+				&corev1.Secret{}: {Namespaces: map[string]cache.Config{"x": {}, "": {}}},
 			}
-		}, message{"Namespaces must not be set", "Options.Cache.ByObject[*v1.Secret]", "reads determine what is cached"}},
+		}, message{"must not have the empty name", "Options.Cache.ByObject[*v1.Secret]", "leave Namespaces out"}},
 		"two indexes of one name": {func(o *clustercache.Options) {
 			o.Cache.Indexes = []clustercache.CacheOptionsIndex{
 				clustercache.NodeProviderIDIndex, clustercache.NodeProviderIDIndex,

@@ -287,6 +287,13 @@ func TestNamespacesPerExtension(t *testing.T) {
 		"the watch and the List share them")
 	g.Expect(refused).To(BeEmpty())
 
+	elsewhere := newFakeController(t)
+	g.Expect(o.Watch(ctx, key("tenant"), clustercache.NewWatcher(elsewhere.watch("third", &corev1.ConfigMap{}, third)))).
+		To(Succeed())
+	g.Eventually(seen(elsewhere)).WithTimeout(patience).Should(ConsistOf("create in-3"))
+	g.Expect(reader.Get(ctx, in3, &corev1.ConfigMap{})).To(MatchError(ContainSubstring("unknown namespace for the cache")),
+		"a watch there changes nothing for reads")
+
 	changed := extension(ns, "tenant")
 	g.Expect(admin.Get(ctx, client.ObjectKeyFromObject(changed), changed)).To(Succeed())
 	changed.SetAnnotations(map[string]string{"other": third})

@@ -11,6 +11,8 @@ import (
 	"k8s.io/client-go/kubernetes/scheme"
 	"sigs.k8s.io/controller-runtime/pkg/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/latchkey-dev/latchkey/scopedcache"
 )
 
 // A connection's own options come first. What they leave open is that of every connection, also if
@@ -76,4 +78,55 @@ func TestByObject(t *testing.T) {
 			g.Expect(settings).To(Equal(cache.ByObject{Label: one}))
 		}
 	}
+}
+
+// What a connection's options say of a kind comes before what every connection's say of its
+// namespaces: another label would show it the objects of another extension.
+func TestNamespacesOfByObject(t *testing.T) {
+	g := NewWithT(t)
+	every, one := labels.SelectorFromSet(labels.Set{"every": ""}), labels.SelectorFromSet(labels.Set{"one": ""})
+	yes, period := true, time.Hour
+	transform := func(object any) (any, error) { return object, nil }
+	all := cache.Config{
+		LabelSelector:         every,
+		FieldSelector:         fields.Everything(),
+		Transform:             transform,
+		UnsafeDisableDeepCopy: &yes,
+		EnableWatchBookmarks:  &yes,
+		SyncPeriod:            &period,
+	}
+	of := map[client.Object]cache.ByObject{&corev1.Secret{}: {Namespaces: map[string]cache.Config{"a": all}}}
+	merge := func(own cache.ByObject) cache.ByObject {
+		merged, err := byObject(of, map[client.Object]cache.ByObject{&corev1.Secret{}: own}, scheme.Scheme)
+		g.Expect(err).NotTo(HaveOccurred())
+		for _, settings := range merged {
+			return settings
+		}
+		return cache.ByObject{}
+	}
+	labelled := merge(cache.ByObject{Label: one}).Namespaces["a"]
+	g.Expect(labelled.LabelSelector).To(BeNil(), "so that the kind's applies")
+	g.Expect(labelled.Transform).NotTo(BeNil())
+	g.Expect(merge(cache.ByObject{
+		Label:                 one,
+		Field:                 fields.Nothing(),
+		Transform:             transform,
+		UnsafeDisableDeepCopy: &yes,
+		EnableWatchBookmarks:  &yes,
+		SyncPeriod:            &period,
+	}).Namespaces).To(Equal(map[string]cache.Config{"a": {}}))
+	g.Expect(merge(cache.ByObject{Namespaces: map[string]cache.Config{"b": {}}}).Namespaces).
+		To(Equal(map[string]cache.Config{"b": {}}))
+	for _, settings := range of {
+		g.Expect(settings.Namespaces["a"].LabelSelector).To(Equal(every), "the common options stay")
+	}
+	sets, err := namespacesOf(of, scheme.Scheme)
+	g.Expect(err).NotTo(HaveOccurred())
+	g.Expect(sets).To(HaveLen(1))
+	g.Expect(sets[corev1.SchemeGroupVersion.WithKind("Secret")].Names()).To(Equal([]string{"a"}))
+	g.Expect(isOfAll(scopedcache.Scope{})).To(BeTrue())
+	g.Expect(isOfAll(scopedcache.Scope{LabelSelector: one, Namespaces: scopedcache.WhereverAllowed()})).To(BeTrue())
+	g.Expect(isOfAll(scopedcache.Scope{Namespace: "a"})).To(BeFalse())
+	g.Expect(isOfAll(scopedcache.Scope{Namespaces: scopedcache.InNamespaces("a")})).To(BeFalse())
+	g.Expect(isOfAll(scopedcache.Scope{Namespaces: scopedcache.NamespacesWithLabels(one)})).To(BeFalse())
 }

@@ -9,7 +9,6 @@ import (
 	"sync/atomic"
 
 	"github.com/pkg/errors"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/klog/v2"
@@ -135,6 +134,9 @@ func byObject(every, one map[client.Object]cache.ByObject,
 
 // orElse returns settings, with unset fields taken from other.
 func orElse(settings, other cache.ByObject) cache.ByObject {
+	if settings.Namespaces == nil {
+		settings.Namespaces = withoutThese(other.Namespaces, settings)
+	}
 	if settings.Label == nil {
 		settings.Label = other.Label
 	}
@@ -144,22 +146,46 @@ func orElse(settings, other cache.ByObject) cache.ByObject {
 	if settings.Transform == nil {
 		settings.Transform = other.Transform
 	}
-	if settings.Namespaces == nil {
-		settings.Namespaces = other.Namespaces
-	}
 	settings.UnsafeDisableDeepCopy = cmp.Or(settings.UnsafeDisableDeepCopy, other.UnsafeDisableDeepCopy)
 	settings.EnableWatchBookmarks = cmp.Or(settings.EnableWatchBookmarks, other.EnableWatchBookmarks)
 	settings.SyncPeriod = cmp.Or(settings.SyncPeriod, other.SyncPeriod)
 	return settings
 }
 
-// namespacesOf returns the namespaces that options name for a kind, unless they also have all
-// others.
+// withoutThese returns the options for namespaces without those that settings has: settings comes
+// first.
+func withoutThese(namespaces map[string]cache.Config, settings cache.ByObject) map[string]cache.Config {
+	namespaces = maps.Clone(namespaces)
+	for name, config := range namespaces {
+		if settings.Label != nil {
+			config.LabelSelector = nil
+		}
+		if settings.Field != nil {
+			config.FieldSelector = nil
+		}
+		if settings.Transform != nil {
+			config.Transform = nil
+		}
+		if settings.UnsafeDisableDeepCopy != nil {
+			config.UnsafeDisableDeepCopy = nil
+		}
+		if settings.EnableWatchBookmarks != nil {
+			config.EnableWatchBookmarks = nil
+		}
+		if settings.SyncPeriod != nil {
+			config.SyncPeriod = nil
+		}
+		namespaces[name] = config
+	}
+	return namespaces
+}
+
+// namespacesOf returns the namespaces that options name for a kind.
 func namespacesOf(options map[client.Object]cache.ByObject,
 	scheme *runtime.Scheme) (map[schema.GroupVersionKind]*scopedcache.Namespaces, error) {
 	sets := map[schema.GroupVersionKind]*scopedcache.Namespaces{}
 	for object, settings := range options {
-		if _, all := settings.Namespaces[metav1.NamespaceAll]; all || len(settings.Namespaces) == 0 {
+		if len(settings.Namespaces) == 0 {
 			continue
 		}
 		gvk, err := apiutil.GVKForObject(object, scheme)
@@ -249,20 +275,25 @@ func (b *boundCache) GetInformerForKind(ctx context.Context, gvk schema.GroupVer
 	return informer, err
 }
 
-// Hold implements scopedcache.Cache. A scope of all namespaces is of those that the options name
-// for the kind.
+// Hold implements scopedcache.Cache. A scope of all namespaces, or wherever the identity may, is of
+// those that the options name for the kind.
 func (b *boundCache) Hold(ctx context.Context, object client.Object, scope scopedcache.Scope,
 	options scopedcache.HoldOptions) (handle *scopedcache.Handle, err error) {
 	err = b.do(ctx, func(ctx context.Context, c scopedcache.Cache) error {
-		if len(b.namespaces) > 0 && scope.Namespace == "" && scope.Namespaces == nil {
-			if gvk, err := apiutil.GVKForObject(object, b.conn.options.Scheme); err == nil { // else Hold fails
-				scope.Namespaces = b.namespaces[gvk]
-			}
+		gvk, err := apiutil.GVKForObject(object, b.conn.options.Scheme)
+		if set := b.namespaces[gvk]; err == nil && set != nil && isOfAll(scope) {
+			scope.Namespaces = set
 		}
 		handle, err = c.Hold(ctx, object, scope, options)
 		return err
 	})
 	return handle, err
+}
+
+// isOfAll reports whether a scope is of all namespaces, or of all in which the identity may.
+func isOfAll(scope scopedcache.Scope) bool {
+	set := scope.Namespaces
+	return scope.Namespace == "" && set.Names() == nil && set.LabelSelector() == nil
 }
 
 // States returns the states of all scopes; none before the first use of the cache.
