@@ -154,7 +154,7 @@ func (s *kinds) kindOf(object runtime.Object) (*kind, error) {
 	}
 	gvk, err := apiutil.GVKForObject(object, s.scheme)
 	if err != nil {
-		return nil, errors.WithStack(err)
+		return nil, err // as it is: runtime.IsNotRegisteredError does not unwrap
 	}
 	gvk = itemKind(object, gvk)
 	example, err := s.scheme.New(gvk)

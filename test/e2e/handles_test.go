@@ -260,8 +260,8 @@ func TestCacheOptions(t *testing.T) {
 	mgr, err := ctrl.NewManager(cp.Config(), manager.Options{})
 	g.Expect(err).NotTo(HaveOccurred())
 	for problem, options := range map[string]clustercache.Options{
-		"Namespaces must not be set": {Cache: clustercache.CacheOptions{
-			ByObject: map[client.Object]cache.ByObject{&corev1.Service{}: {Namespaces: map[string]cache.Config{ns: {}}}},
+		"must not have the empty name": {Cache: clustercache.CacheOptions{
+			ByObject: map[client.Object]cache.ByObject{&corev1.Service{}: {Namespaces: map[string]cache.Config{ns: {}, "": {}}}},
 		}},
 		// an object without a kind
 		"Indexes": {Cache: clustercache.CacheOptions{
