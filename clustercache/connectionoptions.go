@@ -23,9 +23,9 @@ type CacheOptions struct {
 	// panic ends the process. The same applies to the functions in ByObject and Indexes.
 	DefaultTransform toolscache.TransformFunc
 	// ByObject restricts or transforms which objects of a kind are cached. With Namespaces, a List of
-	// all namespaces reads these only, and a read in another one is an error. A watch of all
-	// namespaces, or with scopedcache.WhereverAllowed, watches these only, as with
-	// scopedcache.InNamespaces; a watch that names others is not restricted. A Role in each of them
+	// all namespaces reads these only, and a read in another one is an error. A watch or a
+	// scopedcache.Handle of all namespaces, or with scopedcache.WhereverAllowed, is of these only, as
+	// with scopedcache.InNamespaces; one that names others is not restricted. A Role in each of them
 	// suffices. Namespaces must not have the empty name, and are for namespaced kinds: a watch of
 	// another kind is Failing with them. Without Namespaces, the reads determine which namespaces are
 	// cached.

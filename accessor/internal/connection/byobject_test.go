@@ -105,16 +105,27 @@ func TestNamespacesOfByObject(t *testing.T) {
 		return cache.ByObject{}
 	}
 	labelled := merge(cache.ByObject{Label: one}).Namespaces["a"]
-	g.Expect(labelled.LabelSelector).To(BeNil(), "so that the kind's applies")
+	g.Expect(labelled.LabelSelector).To(Equal(one))
 	g.Expect(labelled.Transform).NotTo(BeNil())
-	g.Expect(merge(cache.ByObject{
+	no, minute := false, time.Minute
+	mark := func(any) (any, error) { return "one", nil }
+	whole := merge(cache.ByObject{
 		Label:                 one,
 		Field:                 fields.Nothing(),
-		Transform:             transform,
-		UnsafeDisableDeepCopy: &yes,
-		EnableWatchBookmarks:  &yes,
-		SyncPeriod:            &period,
-	}).Namespaces).To(Equal(map[string]cache.Config{"a": {}}))
+		Transform:             mark,
+		UnsafeDisableDeepCopy: &no,
+		EnableWatchBookmarks:  &no,
+		SyncPeriod:            &minute,
+	}).Namespaces["a"]
+	g.Expect(whole.Transform(nil)).To(Equal("one"))
+	whole.Transform = nil
+	g.Expect(whole).To(Equal(cache.Config{
+		LabelSelector:         one,
+		FieldSelector:         fields.Nothing(),
+		UnsafeDisableDeepCopy: &no,
+		EnableWatchBookmarks:  &no,
+		SyncPeriod:            &minute,
+	}))
 	g.Expect(merge(cache.ByObject{Namespaces: map[string]cache.Config{"b": {}}}).Namespaces).
 		To(Equal(map[string]cache.Config{"b": {}}))
 	for _, settings := range of {

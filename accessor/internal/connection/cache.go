@@ -1,15 +1,10 @@
 package connection
 
 import (
-	"cmp"
 	"context"
-	"maps"
-	"slices"
 	"sync"
 	"sync/atomic"
 
-	"github.com/pkg/errors"
-	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/klog/v2"
 	"sigs.k8s.io/controller-runtime/pkg/cache"
@@ -68,7 +63,7 @@ func (b *boundCache) OwnWrites() *ownwrites.Writes {
 
 // startCache creates and starts a cache. startCache does no I/O: a scope sends its first request
 // when it is first used.
-func startCache(c *Connection, byObject map[client.Object]cache.ByObject) (scopedcache.Cache, error) {
+func startCache(c *Connection, options map[client.Object]cache.ByObject) (scopedcache.Cache, error) {
 	scopes, informers := c.options.Cache.Scopes, c.options.Cache.Informers
 	scopes.ReadTimeout = c.options.Client.Timeout
 	scopes.PerNamespace = true
@@ -84,7 +79,7 @@ func startCache(c *Connection, byObject map[client.Object]cache.ByObject) (scope
 	scopes.OnStateChange = notifyAccessChanged(c.observers.AccessChanged)
 	scopes.OnLiveGet = c.options.LiveGet
 	scopes.OnScopesChange = c.observers.ScopesChanged
-	informers.ByObject = byObject
+	informers.ByObject = options
 	informers.HTTPClient = c.streams
 	informers.Scheme = c.options.Scheme
 	informers.Mapper = c.mapper
@@ -100,101 +95,6 @@ func startCache(c *Connection, byObject map[client.Object]cache.ByObject) (scope
 	c.tasks.Start(func() { _ = instance.Start(c.life) }) // ends with the connection; fails for no other reason
 	instance.WaitForCacheSync(c.life)                    // the cache has no scope yet, so this waits for Start only
 	return instance.(scopedcache.Cache), nil
-}
-
-// byObject returns the options by kind of every connection, with those of one connection in their
-// place. What is not set in these is taken from the others.
-func byObject(every, one map[client.Object]cache.ByObject,
-	scheme *runtime.Scheme) (map[client.Object]cache.ByObject, error) {
-	if len(one) == 0 {
-		return every, nil
-	}
-	merged := maps.Clone(one)
-	kinds := map[schema.GroupVersionKind]client.Object{}
-	for object := range one {
-		gvk, err := apiutil.GVKForObject(object, scheme)
-		if err != nil {
-			return nil, errors.Wrapf(err, "ByObject[%T]", object)
-		}
-		kinds[gvk] = object
-	}
-	for object, settings := range every {
-		gvk, err := apiutil.GVKForObject(object, scheme)
-		if err != nil {
-			return nil, errors.Wrapf(err, "ByObject[%T]", object)
-		}
-		if own, ok := kinds[gvk]; ok {
-			merged[own] = orElse(merged[own], settings)
-		} else {
-			merged[object] = settings
-		}
-	}
-	return merged, nil
-}
-
-// orElse returns settings, with unset fields taken from other.
-func orElse(settings, other cache.ByObject) cache.ByObject {
-	if settings.Namespaces == nil {
-		settings.Namespaces = withoutThese(other.Namespaces, settings)
-	}
-	if settings.Label == nil {
-		settings.Label = other.Label
-	}
-	if settings.Field == nil {
-		settings.Field = other.Field
-	}
-	if settings.Transform == nil {
-		settings.Transform = other.Transform
-	}
-	settings.UnsafeDisableDeepCopy = cmp.Or(settings.UnsafeDisableDeepCopy, other.UnsafeDisableDeepCopy)
-	settings.EnableWatchBookmarks = cmp.Or(settings.EnableWatchBookmarks, other.EnableWatchBookmarks)
-	settings.SyncPeriod = cmp.Or(settings.SyncPeriod, other.SyncPeriod)
-	return settings
-}
-
-// withoutThese returns the options for namespaces without those that settings has: settings comes
-// first.
-func withoutThese(namespaces map[string]cache.Config, settings cache.ByObject) map[string]cache.Config {
-	namespaces = maps.Clone(namespaces)
-	for name, config := range namespaces {
-		if settings.Label != nil {
-			config.LabelSelector = nil
-		}
-		if settings.Field != nil {
-			config.FieldSelector = nil
-		}
-		if settings.Transform != nil {
-			config.Transform = nil
-		}
-		if settings.UnsafeDisableDeepCopy != nil {
-			config.UnsafeDisableDeepCopy = nil
-		}
-		if settings.EnableWatchBookmarks != nil {
-			config.EnableWatchBookmarks = nil
-		}
-		if settings.SyncPeriod != nil {
-			config.SyncPeriod = nil
-		}
-		namespaces[name] = config
-	}
-	return namespaces
-}
-
-// namespacesOf returns the namespaces that options name for a kind.
-func namespacesOf(options map[client.Object]cache.ByObject,
-	scheme *runtime.Scheme) (map[schema.GroupVersionKind]*scopedcache.Namespaces, error) {
-	sets := map[schema.GroupVersionKind]*scopedcache.Namespaces{}
-	for object, settings := range options {
-		if len(settings.Namespaces) == 0 {
-			continue
-		}
-		gvk, err := apiutil.GVKForObject(object, scheme)
-		if err != nil {
-			return nil, errors.Wrapf(err, "ByObject[%T]", object)
-		}
-		sets[gvk] = scopedcache.InNamespaces(slices.Collect(maps.Keys(settings.Namespaces))...)
-	}
-	return sets, nil
 }
 
 // notifyAccessChanged returns the observer of the cache's scopes. The observer calls notify when
@@ -288,12 +188,6 @@ func (b *boundCache) Hold(ctx context.Context, object client.Object, scope scope
 		return err
 	})
 	return handle, err
-}
-
-// isOfAll reports whether a scope is of all namespaces, or of all in which the identity may.
-func isOfAll(scope scopedcache.Scope) bool {
-	set := scope.Namespaces
-	return scope.Namespace == "" && set.Names() == nil && set.LabelSelector() == nil
 }
 
 // States returns the states of all scopes; none before the first use of the cache.
