@@ -149,7 +149,8 @@ func (a *identityAccessor) stepLocked(event lifecycle.Event, payload eventPayloa
 func (a *identityAccessor) observedLocked() lifecycle.Observed {
 	seen := lifecycle.Observed{Jitter: rand.Float64()}
 	if a.conn != nil {
-		seen.Served = a.conn.LastServed()
+		evidence := a.conn.Evidence()
+		seen.Served, seen.Verified = evidence.LastServed(), evidence.LastVerified()
 		seen.Target, seen.Members = a.membership.Health(), a.membership.Members()
 	}
 	if a.lease.Err() != nil {

@@ -168,8 +168,9 @@ type driver struct {
 	uidSuffixes map[string]string        // guarded by mu; distinguish extensions with the same name
 	newToken    func(name string) string // guarded by mu; if not nil, returns a token for each Resolve
 
-	untrustedServer, impersonated bool     // guarded by mu; fields of the resolution
-	changes                       []string // guarded by mu; the names that Changed was called for
+	untrustedServer, impersonated, sharable bool // guarded by mu; fields of the resolution
+
+	changes []string // guarded by mu; the names that Changed was called for
 	// guarded by mu; reasons of disconnects, from the log: the state may have changed before a test
 	// reads it
 	reasons []string
@@ -291,6 +292,7 @@ func (d *driver) reconcile(name string) time.Duration {
 	resolution, err := d.resolver.Resolve(d.t.Context(), object)
 	d.mu.Lock()
 	resolution.UntrustedServer, resolution.Impersonated = d.untrustedServer, d.impersonated
+	resolution.Sharable = d.sharable
 	d.mu.Unlock()
 	return d.Reconcile(object, resolution, err, term)
 }

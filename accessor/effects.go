@@ -1,6 +1,7 @@
 package accessor
 
 import (
+	"cmp"
 	"fmt"
 
 	"github.com/go-logr/logr"
@@ -30,6 +31,7 @@ func (a *identityAccessor) commitLocked(effect lifecycle.Effect, payload eventPa
 		a.attempt = nil
 	case lifecycle.BeginConnection:
 		a.conn = payload.conn
+		a.conn.Join()
 		a.watches.Connected(payload.conn)
 	case lifecycle.Publish:
 		next := &snapshot{phase: e.Phase, reason: e.Reason, since: e.Since, epoch: e.Epoch}
@@ -46,6 +48,7 @@ func (a *identityAccessor) commitLocked(effect lifecycle.Effect, payload eventPa
 		a.published.Store(next)
 	case lifecycle.EndConnection:
 		previous.conn.Close(a.published.Load().err)
+		previous.conn.Leave()
 		a.conn = nil
 	case lifecycle.Unregister:
 		a.set.unregister(a)
@@ -101,6 +104,9 @@ func (a *identityAccessor) afterEffectLocked(effect lifecycle.Effect, payload ev
 		return func() {
 			previous.membership.Report(targets.Outcome{Answered: e.Answered, Asked: e.Asked, ForAll: e.ForAll, Err: e.Err})
 		}
+	case lifecycle.ReportIdentity:
+		conn := cmp.Or(previous.conn, payload.conn)
+		return func() { conn.ReportIdentity(e.Verified) }
 	case lifecycle.Log:
 		conn := payload.conn
 		return func() { logEffect(a.set.options.Logger, a.key, e, conn) }

@@ -13,6 +13,7 @@ import (
 
 	"github.com/latchkey-dev/latchkey/accessor/internal/connection"
 	"github.com/latchkey-dev/latchkey/accessor/internal/lifecycle"
+	"github.com/latchkey-dev/latchkey/accessor/internal/rooms"
 	"github.com/latchkey-dev/latchkey/accessor/internal/targets"
 	"github.com/latchkey-dev/latchkey/accessor/internal/workpool"
 	"github.com/latchkey-dev/latchkey/fence"
@@ -58,6 +59,7 @@ type Set struct {
 	connections connection.Options
 	policy      targets.Policy
 	shared      *Shared
+	rooms       rooms.Set
 	attempts    *workpool.Share
 	tasks       workpool.TaskGroup
 	draining    sync.Map // *identityAccessor to struct{}: given up, with goroutines that may still run
@@ -76,7 +78,7 @@ func NewSet(options Options) *Set {
 	if options.States == nil {
 		options.States = &statechanges.Hub{}
 	}
-	return &Set{
+	s := &Set{
 		registry: registry{
 			byKey:         xsync.NewMap[client.ObjectKey, *identityAccessor](),
 			notOwned:      xsync.NewMap[client.ObjectKey, types.UID](),
@@ -110,6 +112,10 @@ func NewSet(options Options) *Set {
 		},
 		policy: targets.Policy{Probe: options.HealthProbe, FirstBackoff: options.ConnectBackoff.Duration},
 	}
+	if options.Cache.SharesIdentities() {
+		s.connections.Rooms = &s.rooms
+	}
+	return s
 }
 
 // Run checks silent targets until ctx is done. Then Run ends every connection, and returns once

@@ -82,6 +82,13 @@ type CacheOptions struct {
 	// disable sharing only if event handlers or indexers that were added to informers of GetCache
 	// change the objects that they receive, which they must not.
 	DisableObjectSharing bool
+	// DisableIdentitySharing makes each connection prove its identity on its own. By default the
+	// connections of one ClusterCache that are certainly of one user share that: with
+	// ServiceAccountTokens and Impersonation those of the same ServiceAccount, unless PerExtension
+	// has options for one of them. A request or a review of one of them that succeeds then postpones
+	// the probes of all. If the API server rejects the identity of one, each of the others sends a
+	// probe of its own. DisableObjectSharing, and UnsafeDisableDeepCopy in ByObject, disable this too.
+	DisableIdentitySharing bool
 }
 
 // CacheOverrides are options for the cache of one extension's connection.
@@ -173,8 +180,9 @@ func (o *CacheOptions) connections(reads ClientCacheOptions) accessor.CacheOptio
 			DefaultTransform: o.DefaultTransform,
 			ByObject:         o.ByObject,
 		},
-		AddIndexes:           addIndexes(o.Indexes),
-		DisableObjectSharing: o.DisableObjectSharing,
+		AddIndexes:             addIndexes(o.Indexes),
+		DisableObjectSharing:   o.DisableObjectSharing,
+		DisableIdentitySharing: o.DisableIdentitySharing,
 	}
 }
 

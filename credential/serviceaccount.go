@@ -263,6 +263,7 @@ func (r *serviceAccountResolver) Resolve(ctx context.Context, object client.Obje
 	resolved.Target = r.target
 	resolved.Expected = connstate.Identity{Username: usernameOf(key)}
 	resolved.UID = id.uid
+	resolved.Sharable = true // Key has the UID
 	r.credential(id, &resolved)
 	return resolved, nil
 }

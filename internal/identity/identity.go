@@ -84,6 +84,9 @@ type Resolution struct {
 	// UntrustedServer is set if the provider of the credential may choose the target. Of its
 	// answers to reviews and to informers, errors show only the HTTP status.
 	UntrustedServer bool
+	// Sharable is set if Resolutions with equal Key, Version and Target are certainly of one user, so
+	// that their connections may share what that user sees.
+	Sharable bool
 	// ServiceAccount is the ServiceAccount that the object names, zero if the object names none.
 	// ServiceAccount is set even if Resolve fails for another reason.
 	ServiceAccount types.NamespacedName

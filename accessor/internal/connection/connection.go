@@ -20,6 +20,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/cluster"
 
+	"github.com/latchkey-dev/latchkey/accessor/internal/rooms"
 	"github.com/latchkey-dev/latchkey/accessor/internal/targets"
 	"github.com/latchkey-dev/latchkey/accessor/internal/workpool"
 	"github.com/latchkey-dev/latchkey/accessor/watches"
@@ -51,6 +52,7 @@ type Connection struct {
 	termReason connstate.Reason
 	tasks      *workpool.TaskGroup // the tasks end with life
 
+	target     *targets.Target
 	config     *rest.Config      // authenticates as the identity, holds no secret; callers get copies
 	shared     http.RoundTripper // sends requests as the identity, by what the target's members share
 	httpClient *http.Client      // for requests that end
@@ -62,7 +64,8 @@ type Connection struct {
 	extensionUID  types.UID              // of the object that the connection was created for
 	objectVersion atomic.Pointer[string] // of that object; see MadeFor
 
-	servedAt   atomic.Pointer[time.Time] // time of the identity's last successful request
+	room       *rooms.Membership // set before publishing; nil if the connection shares nothing
+	evidence   *rooms.Evidence   // of the room, or of this connection alone
 	observers  Observers
 	objects    *scopedcache.ObjectPool      // nil if objects are not shared
 	unstreamed *scopedcache.UnstreamedKinds // of the target
@@ -116,6 +119,8 @@ func New(parent context.Context, tasks *workpool.TaskGroup, options *Options, ex
 		requests:     extension.Requests,
 		resolution:   bound.resolution,
 		observers:    observers,
+		evidence:     &rooms.Evidence{},
+		target:       t,
 	}
 	c.Use(bound)
 	c.shared = &identityRoundTripper{wrapper: wrapper{t.RoundTripper()}, conn: c}
@@ -217,6 +222,35 @@ func (c *Connection) SetIdentity(stated connstate.Identity) {
 	c.statedIdentity, c.identity = stated, stated
 	if c.identity.UID == "" {
 		c.identity.UID = c.resolution.UID
+	}
+}
+
+// Join makes the connection share what proves its identity with those that are certainly of the
+// same user. Call it once, before others get the connection; Leave ends that.
+func (c *Connection) Join() {
+	key, ok := rooms.KeyOf(c.target, &c.resolution, c.statedIdentity)
+	if c.options.Rooms == nil || !ok {
+		return
+	}
+	c.room = c.options.Rooms.Join(key, c.observers.Unauthorized)
+	c.evidence = c.room.Evidence()
+}
+
+// Leave ends what Join began.
+func (c *Connection) Leave() {
+	if c.room != nil {
+		c.room.Leave()
+	}
+}
+
+// ReportIdentity reports to the connections that share the identity when the API server last stated
+// it in answer to a review of this connection. verified is zero if the API server rejected it.
+func (c *Connection) ReportIdentity(verified time.Time) {
+	switch {
+	case !verified.IsZero():
+		c.evidence.Verified(verified)
+	case c.room != nil:
+		c.room.Doubt()
 	}
 }
 
@@ -337,13 +371,8 @@ func (c *Connection) Identity() connstate.Identity {
 	return identity
 }
 
-// LastServed returns when a request of the identity last succeeded; zero if never.
-func (c *Connection) LastServed() time.Time {
-	if last := c.servedAt.Load(); last != nil {
-		return *last
-	}
-	return time.Time{}
-}
+// Evidence returns what proves the identity. Call it after Join.
+func (c *Connection) Evidence() *rooms.Evidence { return c.evidence }
 
 // RESTConfig returns a copy of the connection's config, which the caller may change.
 func (c *Connection) RESTConfig() *rest.Config {

@@ -7,9 +7,11 @@ import (
 	"go.opentelemetry.io/otel/trace"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/rest"
+	"k8s.io/utils/ptr"
 	"sigs.k8s.io/controller-runtime/pkg/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
+	"github.com/latchkey-dev/latchkey/accessor/internal/rooms"
 	"github.com/latchkey-dev/latchkey/scopedcache"
 )
 
@@ -23,6 +25,8 @@ type Options struct {
 	RBACWatcher *scopedcache.RBACWatcher
 	// Namespaces watches the namespaces of that cluster; nil for none.
 	Namespaces *scopedcache.NamespaceWatcher
+	// Rooms are where connections share what proves one identity; nil for nowhere.
+	Rooms *rooms.Set
 	// TracerProvider receives the spans of informers; nil for none.
 	TracerProvider trace.TracerProvider
 	// Fenced is called for each request that did not start, or was cut, because a term had ended. It
@@ -45,6 +49,21 @@ type CacheOptions struct {
 	Scopes    scopedcache.Options
 	Informers cache.Options
 	// AddIndexes adds the indexes to a cache that has not started; nil for none.
-	AddIndexes           func(context.Context, client.FieldIndexer) error
-	DisableObjectSharing bool
+	AddIndexes             func(context.Context, client.FieldIndexer) error
+	DisableObjectSharing   bool
+	DisableIdentitySharing bool // see clustercache.CacheOptions
+}
+
+// SharesIdentities reports whether connections of one user may share what that user sees: never if
+// what one of them reads is not a copy, so that a change of it is seen by others.
+func (o *CacheOptions) SharesIdentities() bool {
+	if o.DisableIdentitySharing || o.DisableObjectSharing || ptr.Deref(o.Informers.DefaultUnsafeDisableDeepCopy, false) {
+		return false
+	}
+	for _, of := range o.Informers.ByObject {
+		if ptr.Deref(of.UnsafeDisableDeepCopy, false) {
+			return false
+		}
+	}
+	return true
 }

@@ -125,8 +125,7 @@ func (r observingRoundTripper) RoundTrip(req *http.Request) (*http.Response, err
 	case resp.StatusCode == http.StatusUnauthorized:
 		r.conn.observers.Unauthorized()
 	case exchangeOf(req, resp).Serves():
-		now := time.Now()
-		r.conn.servedAt.Store(&now)
+		r.conn.evidence.Served(time.Now())
 	}
 	return resp, err
 }

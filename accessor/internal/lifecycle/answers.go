@@ -113,6 +113,7 @@ func (s conclusion) connected() {
 	s.emit(Record{Counter: Connects, Result: string(connstate.PhaseConnected)})
 	s.emit(Log{Message: MessageConnected, Epoch: s.epoch})
 	s.emit(ReportTarget{Target: s.target, Answered: true, Asked: s.e.Asked})
+	s.emit(ReportIdentity{Verified: s.now})
 }
 
 // isUnaccepted reports whether the server rejected the credential, or stated another identity for
@@ -137,12 +138,16 @@ func (s conclusion) probeFinished() {
 	switch {
 	case reason == "":
 		s.health = s.health.After(s.now, nil)
+		if s.stated.SameGroups(answer.Identity) {
+			s.emit(ReportIdentity{Verified: s.now})
+		}
 	case answer.Verdict == connstate.Denied && !s.resolution.Impersonated:
 		// The server answers and says nothing about the identity.
 		s.health = s.health.Inconclusive(s.now, answer.Err)
 	case isUnaccepted(reason): // such as a 401
 		s.emit(DiscardSecret{Credential: s.credential, Before: s.e.Asked})
-		s.health = s.health.Served(s.seen.Served).After(s.now, answer.Err)
+		s.emit(ReportIdentity{})
+		s.health = s.seen.health(s.health).After(s.now, answer.Err)
 		s.connectNow() // with a new token it may well work
 		s.disconnect(reason, answer.Err)
 	case answer.Verdict == connstate.Denied && !answer.Own:
@@ -150,7 +155,7 @@ func (s conclusion) probeFinished() {
 		s.health = s.health.After(s.now, answer.Err)
 		s.giveUpIfFailed(connstate.ReasonUnauthorized, answer.Err)
 	default:
-		s.health = s.health.Served(s.seen.Served).After(s.now, answer.Err)
+		s.health = s.seen.health(s.health).After(s.now, answer.Err)
 		s.giveUpIfFailed(reason, answer.Err)
 	}
 }
@@ -167,7 +172,7 @@ func (s conclusion) probeThrottled(reason connstate.Reason) {
 	// All identities there are refused, and their probes must stay as far apart as those of healthy
 	// ones.
 	wait := max(answer.RetryAfter, s.config.Probe.Spread(s.seen.Members))
-	s.throttled.until, s.throttled.served = earlier(s.now.Add(wait), end), s.seen.Served
+	s.throttled.until, s.throttled.evidence = earlier(s.now.Add(wait), end), s.seen.latest()
 	s.health = s.health.Inconclusive(s.now, answer.Err)
 	if !s.now.Before(end) {
 		s.backOffAfter(answer)

@@ -109,6 +109,10 @@ type (
 		ForAll   bool // the target requested the probe; silence counts as a failure of the target
 		Err      error
 	}
+	// ReportIdentity reports to the connection's siblings what a review proved. Verified is when the
+	// server stated the identity. Verified is zero if the server rejected the credential, or stated
+	// another identity: each sibling then asks for itself.
+	ReportIdentity struct{ Verified time.Time }
 	// Log writes a log line. Epoch is the epoch of the connection that the line is about.
 	Log struct {
 		Message string
@@ -165,6 +169,7 @@ const (
 	pauseWatches
 	endWatches
 	reportTarget
+	reportIdentity
 	logged
 	recorded
 	notify
@@ -193,6 +198,7 @@ func (ReleaseTarget) order() order     { return releaseTarget }
 func (PauseWatches) order() order      { return pauseWatches }
 func (EndWatches) order() order        { return endWatches }
 func (ReportTarget) order() order      { return reportTarget }
+func (ReportIdentity) order() order    { return reportIdentity }
 func (Log) order() order               { return logged }
 func (Record) order() order            { return recorded }
 func (Notify) order() order            { return notify }

@@ -83,8 +83,9 @@ type Answer struct {
 	OwnConnections bool
 }
 
-// RequestUnauthorized reports that the server answered a request with 401. The request used the
-// connection that Attempt created.
+// RequestUnauthorized reports a doubt about the connection that Attempt created: the server
+// answered one of its requests with 401, or a sibling reported that the server rejects the
+// identity.
 type RequestUnauthorized struct{ Attempt AttemptID }
 
 // ProbeRequested reports that the target is silent, and that this connection must probe on behalf

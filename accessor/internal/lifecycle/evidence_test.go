@@ -115,7 +115,7 @@ func (w evidenceWorld) do(in *input) (next evidenceWorld, broken []string) {
 				*t = max(*t-1, horizon)
 			}
 		}
-	case in.name == "a request is served":
+	case in.name == "a request is served", in.name == "another connection of the identity is verified":
 		next.row, next.proved, next.only = 0, 0, unset
 	case in.event != nil && w.attempt != 0:
 		finished, ok := in.event(&w.world).(AttemptFinished)

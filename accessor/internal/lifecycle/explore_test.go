@@ -179,6 +179,30 @@ var invariants = []struct {
 		}
 		return true
 	}},
+	{"siblings learn of each review that proves the identity, and of each that rejects it", func(t *transition) bool {
+		reported := func(verified time.Time) bool {
+			n := 0
+			for _, e := range t.effects {
+				if r, ok := e.(ReportIdentity); ok && r.Verified.Equal(verified) {
+					n++
+				}
+			}
+			return n == 1 && count[ReportIdentity](t.effects) == 1
+		}
+		finished, ok := t.event.(AttemptFinished)
+		answer, was := finished.Answer, t.previous.attempt
+		if !ok || finished.Attempt != was.id || t.previous.stage != serving || t.current.stage != serving {
+			return count[ReportIdentity](t.effects) == 0
+		}
+		proves := answer.Verdict == connstate.Valid && answer.Identity.Same(ours)
+		switch {
+		case was.kind == Connect && proves, was.kind == Probe && proves && answer.Identity.SameGroups(ours):
+			return reported(epoch0)
+		case was.kind == Probe && (answer.Verdict == connstate.Unauthorized || answer.Verdict == connstate.Valid && !proves):
+			return reported(time.Time{})
+		}
+		return count[ReportIdentity](t.effects) == 0
+	}},
 	{"no connection begins unless the server states the expected identity", func(t *transition) bool {
 		finished, ok := t.event.(AttemptFinished)
 		return count[BeginConnection](t.effects) == 0 ||

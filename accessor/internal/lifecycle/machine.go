@@ -98,9 +98,9 @@ type attempt struct {
 // throttled is a series of probes that the server answers with nothing but "not now". throttled is
 // zero if the last probe was answered otherwise.
 type throttled struct {
-	since  time.Time // of the first such answer
-	until  time.Time // the server wants no other probe before
-	served time.Time // Observed.Served at the last such answer; if it is another one now, the series is over
+	since    time.Time // of the first such answer
+	until    time.Time // the server wants no other probe before
+	evidence time.Time // Observed.latest at the last such answer; if it is another one now, the series is over
 }
 
 // probeReason is the reason why a probe is due: by default, the clock.
@@ -115,8 +115,12 @@ const (
 // Observed holds the values that the driver reads under its lock for each step. An event per served
 // request would require the lock for every request.
 type Observed struct {
-	// Served is when the API server last served a request of the connection; zero if never.
+	// Served is when the API server last served a request of the connection or of a sibling; zero if
+	// never. Siblings are connections that are certainly of the same user.
 	Served time.Time
+	// Verified is when the API server last stated the identity in answer to a review of the
+	// connection or of a sibling, as they reported it; zero if never.
+	Verified time.Time
 	// Target is the health of the target; zero while there is no target.
 	Target connstate.Health
 	// Members is how many connections use the target.
@@ -127,6 +131,13 @@ type Observed struct {
 	// event may come later than another one.
 	LeaseEnded *LeaseEnded
 }
+
+// latest returns the time of the last evidence for the identity, zero if there is none.
+func (o *Observed) latest() time.Time { return later(o.Served, o.Verified) }
+
+// health returns the health of a connection whose own probes had these results. A success of a
+// sibling counts, a failure does not.
+func (o *Observed) health(own connstate.Health) connstate.Health { return own.Served(o.latest()) }
 
 // New returns the machine of an extension that is not connected. jitter in [0,1) makes its probes
 // earlier by up to a tenth.
@@ -230,7 +241,7 @@ func (m *Machine) due(now time.Time, seen Observed) (AttemptKind, time.Time) {
 	// receives one probe per Interval, not one per identity.
 	at := now.Add(m.config.Probe.Interval)
 	if !silent {
-		health := m.health
+		health := m.health.Served(seen.Verified)
 		if !m.resolution.Impersonated { // an answer to a request that lost its impersonation is no success of the identity
 			health = health.Served(seen.Served)
 		}
@@ -267,7 +278,7 @@ func later(a, b time.Time) time.Time {
 
 // isThrottled reports whether the last evidence is that the server refuses requests for now.
 func (m *Machine) isThrottled(seen Observed) bool {
-	return !m.throttled.since.IsZero() && seen.Served.Equal(m.throttled.served)
+	return !m.throttled.since.IsZero() && seen.latest().Equal(m.throttled.evidence)
 }
 
 // isHealthy reports whether the last probe succeeded. While the server refuses probes for now,
@@ -293,7 +304,7 @@ func (s *step) noteHealth() {
 // it last, or the other way around. The driver then calls Step with Looked.
 func (m *Machine) HealthChanged(now time.Time, seen Observed) bool {
 	connected := m.phase == connstate.PhaseConnected
-	return m.healthy != (connected && m.isHealthy(now, seen, m.health.Served(seen.Served).WithTarget(seen.Target)))
+	return m.healthy != (connected && m.isHealthy(now, seen, seen.health(m.health).WithTarget(seen.Target)))
 }
 
 // Snapshot is the machine's state, for status reports.
@@ -344,7 +355,7 @@ func (m *Machine) Snapshot(now time.Time, seen Observed) Snapshot {
 		s.Source = m.resolution.Source
 	}
 	if m.phase == connstate.PhaseConnected {
-		s.Health = m.health.Served(seen.Served).WithTarget(seen.Target)
+		s.Health = seen.health(m.health).WithTarget(seen.Target)
 		s.Err = m.rotationErr
 		s.Proven = !s.Health.LastProbeTime.After(s.Health.LastProbeSuccessTime)
 		s.Healthy = m.isHealthy(now, seen, s.Health)

@@ -94,6 +94,28 @@ func TestDue(t *testing.T) {
 			seen: Observed{Served: epoch0.Add(50 * time.Second)},
 			want: Probe,
 		},
+		"probe due, but a sibling was verified, under impersonation": {
+			machine: connected(func(m *Machine) {
+				m.resolution.Impersonated = true
+			}),
+			at:    time.Minute,
+			seen:  Observed{Verified: epoch0.Add(50 * time.Second)},
+			delay: 50 * time.Second,
+		},
+		"a failed probe, and a sibling was verified": {
+			machine: connected(func(m *Machine) {
+				m.health = m.health.After(epoch0.Add(50*time.Second), errServer)
+			}),
+			at:    time.Minute,
+			seen:  Observed{Verified: epoch0.Add(55 * time.Second)},
+			delay: 55 * time.Second,
+		},
+		"a doubt after a sibling was verified": {
+			machine: connected(func(m *Machine) { m.probeReason = unauthorized }),
+			at:      10 * time.Second,
+			seen:    Observed{Verified: epoch0.Add(9 * time.Second)},
+			want:    Probe,
+		},
 		"a 401 right after a probe": {
 			machine: connected(func(m *Machine) { m.probeReason = unauthorized }),
 			at:      time.Second,

@@ -152,6 +152,9 @@ func (p *player) event(verb string, o options) (Event, error) {
 	case "served":
 		p.seen.Served = p.now
 		return nil, nil
+	case "sibling-verified":
+		p.seen.Verified = p.now
+		return nil, nil
 	case "request", "review":
 		return p.exchanged(verb, o)
 	case "target":
@@ -364,6 +367,11 @@ func describe(effect Effect) string {
 			return fmt.Sprintf("report: target %d was silent, asked for all", e.Target)
 		}
 		return fmt.Sprintf("report: target %d was silent", e.Target)
+	case ReportIdentity:
+		if e.Verified.IsZero() {
+			return "report: the identity is in doubt"
+		}
+		return "report: the identity is verified"
 	case Log:
 		text := "log: " + e.Message
 		if why := formatReason(e.Reason, e.Err); why != "" {

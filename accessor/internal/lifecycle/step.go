@@ -168,7 +168,7 @@ func (s *step) targetDown(e TargetDown) {
 	if s.phase != connstate.PhaseConnected || e.Target != s.target {
 		return
 	}
-	s.health = s.health.Served(s.seen.Served).WithTarget(s.seen.Target)
+	s.health = s.seen.health(s.health).WithTarget(s.seen.Target)
 	s.backOff()
 	s.disconnect(connstate.ReasonUnreachable, e.Err)
 }

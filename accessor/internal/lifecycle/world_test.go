@@ -72,6 +72,7 @@ type world struct {
 	servedSince                bool  // a request was served since the last throttled probe
 
 	served     ticks // as observed
+	verified   ticks // as observed; unset if served is as good
 	targetDown bool
 	wake       bool  // a Resolved is pending now
 	deadline   ticks // when a Resolved becomes pending; unset for never
@@ -102,6 +103,7 @@ var start = world{
 	throttledUntil: unset,
 	lastSuccess:    unset,
 	served:         unset,
+	verified:       unset,
 	wake:           true,
 	deadline:       unset,
 	leaving:        leaving{answersBy: unset, tasksBy: unset},
@@ -217,9 +219,10 @@ func (w *world) machine() *Machine {
 	if w.lastErr {
 		m.health.LastError = errServer
 	}
-	m.throttled = throttled{since: at(w.throttled), until: at(w.throttledUntil), served: at(w.served)}
+	seen := w.observed()
+	m.throttled = throttled{since: at(w.throttled), until: at(w.throttledUntil), evidence: seen.latest()}
 	if w.servedSince {
-		m.throttled.served = at(horizon - 1)
+		m.throttled.evidence = at(horizon - 1)
 	}
 	m.lastID = lastID
 	m.healthSince = epoch0.Add(-tick)
@@ -253,14 +256,31 @@ func (w world) take(m *Machine) world {
 	w.lastProbe, w.lastSuccess, w.lastErr = ticksOf(m.health.LastProbeTime), ticksOf(m.health.LastProbeSuccessTime),
 		m.health.LastError != nil
 	w.throttled, w.throttledUntil = ticksOf(m.throttled.since), ticksOf(m.throttled.until)
-	w.servedSince = !m.throttled.served.Equal(at(w.served))
+	seen := w.observed()
+	w.servedSince = !m.throttled.evidence.Equal(seen.latest())
 	return w.canonical()
 }
 
 // canonical removes differences that have no effect.
 func (w world) canonical() world {
-	if w.phase != 2 {
+	switch {
+	case w.phase != 2:
+		w.served, w.verified = unset, unset
+	case w.verified == unset:
+	case w.key == 1: // the identity's own requests prove as much
+		if w.served == unset || w.served < w.verified {
+			w.served = w.verified
+		}
+		w.verified = unset
+	case w.served != unset && w.served <= w.verified:
 		w.served = unset
+	}
+	if w.throttled == unset { // what is no later than the connection's own evidence makes no difference
+		for _, t := range []*ticks{&w.served, &w.verified} {
+			if *t != unset && *t <= w.lastProbe && *t <= w.lastSuccess {
+				*t = unset
+			}
+		}
 	}
 	if w.renewed != unset && w.renewed <= -2 {
 		w.renewed = unset
@@ -303,7 +323,7 @@ func (w world) canonical() world {
 // advance lets time pass.
 func (w world) advance(elapsed ticks) world {
 	for _, t := range []*ticks{&w.rotationNext, &w.renewed, &w.nextConnect, &w.deniedUntil, &w.lastProbe,
-		&w.lastSuccess, &w.served, &w.throttled, &w.throttledUntil, &w.answersBy, &w.tasksBy} {
+		&w.lastSuccess, &w.served, &w.verified, &w.throttled, &w.throttledUntil, &w.answersBy, &w.tasksBy} {
 		if *t != unset {
 			*t = max(*t-elapsed, horizon)
 		}
@@ -317,7 +337,7 @@ func (w world) advance(elapsed ticks) world {
 }
 
 func (w *world) observed() Observed {
-	seen := Observed{Served: at(w.served)}
+	seen := Observed{Served: at(w.served), Verified: at(w.verified)}
 	if w.targetDown {
 		seen.Target = connstate.Health{
 			LastProbeTime:       epoch0,
@@ -331,6 +351,13 @@ func (w *world) observed() Observed {
 // serve returns the world after the driver observed that a request was served.
 func (w world) serve() world {
 	w.served, w.servedSince = 0, true
+	return w.canonical()
+}
+
+// verify returns the world after the driver observed that the server has stated the identity for
+// another connection of the same user.
+func (w world) verify() world {
+	w.verified, w.servedSince = 0, true
 	return w.canonical()
 }
 
@@ -484,6 +511,13 @@ var inputs = func() (list []input) {
 				return w.phase == 2
 			},
 			change: func(w world) world { return w.serve() },
+		},
+		input{
+			name: "another connection of the identity is verified",
+			possible: func(w *world) bool {
+				return w.phase == 2
+			},
+			change: func(w world) world { return w.verify() },
 		},
 		input{name: "the target's health changes", change: func(w world) world { w.targetDown = !w.targetDown; return w }},
 		input{name: "time passes", change: func(w world) world { return w.advance(1) }},
