@@ -47,7 +47,7 @@ type Cache interface {
 type scopedCache struct {
 	env     *environment
 	entries *entrySet
-	user    *user // the only one of the entries
+	user    *user
 	reader  reader
 }
 
@@ -118,7 +118,7 @@ func newScopedCache(config *rest.Config, opts cache.Options, options Options) (*
 	}
 	entries := newEntrySet(env)
 	env.writes = ownwrites.New(entries.informersOf)
-	user := newUser(options.ReadTimeout)
+	user := newUser(options.ReadTimeout, options.OnScopesChange, options.OnStateChange)
 	return &scopedCache{
 		env:     env,
 		entries: entries,
@@ -139,7 +139,7 @@ func (s *scopedCache) List(ctx context.Context, list client.ObjectList, opts ...
 }
 
 // States implements Cache.
-func (s *scopedCache) States() []ScopeState { return s.entries.States() }
+func (s *scopedCache) States() []ScopeState { return s.user.states() }
 
 // NeedLeaderElection makes managers start the cache on every replica.
 func (s *scopedCache) NeedLeaderElection() bool { return false }
@@ -153,7 +153,7 @@ func (s *scopedCache) Start(ctx context.Context) error {
 		return errors.New("informer already started")
 	}
 	s.entries.life = ctx
-	s.user.begin(ctx)                       // before there is an informer to read from
+	s.user.begin(ctx, func() {})            // before there is an informer to read from
 	stopListening := s.listenToRBACLocked() // before a scope asks whether RBAC events are watched
 	for e := range s.entries.entries {
 		s.entries.startLocked(e)
@@ -193,7 +193,7 @@ func liveGetCounter(name string) func() {
 // metricsSnapshot returns the values that the metrics export.
 func (s *scopedCache) metricsSnapshot() metrics.Snapshot {
 	snapshot := metrics.Snapshot{Informers: map[string]int{}}
-	for _, scope := range s.entries.States() {
+	for _, scope := range s.user.states() {
 		if scope.State != StateLive { // not an informer
 			snapshot.Informers[string(scope.State)]++
 		}
@@ -206,6 +206,9 @@ func (s *scopedCache) metricsSnapshot() metrics.Snapshot {
 // later ones.
 func (s *scopedCache) IndexField(_ context.Context, object client.Object, field string,
 	extract client.IndexerFunc) error {
+	if s.user.shares {
+		return errSharedIndex
+	}
 	k, err := s.env.kinds.kindOf(object)
 	if err != nil {
 		return err

@@ -92,7 +92,7 @@ func (r *reader) awaitAll(ctx context.Context, k *kind, namespaces []string) err
 	errs := make([]error, len(namespaces))
 	var waits sync.WaitGroup
 	for i, namespace := range namespaces {
-		if k.ready(namespace) == nil {
+		if r.ready(k, namespace) == nil {
 			waits.Go(func() { _, errs[i] = r.awaitUnselected(ctx, k, namespace) })
 		}
 	}

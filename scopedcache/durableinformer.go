@@ -20,8 +20,7 @@ import (
 // durableInformer is a cache.Informer that outlives the informers behind it. A durableInformer
 // covers one scope, or one scope for each namespace that the cache's options name.
 type durableInformer struct {
-	user    *user
-	entries []*entry
+	uses []*use
 }
 
 // Informer is what GetInformer of a [Cache] returns. Get of Informer reads from the informers that
@@ -41,11 +40,12 @@ var _ Informer = durableInformer{}
 
 func (f durableInformer) Get(ctx context.Context, key client.ObjectKey, object client.Object,
 	opts ...client.GetOption) error {
-	for _, s := range f.entries {
-		if s.selection.scope.Namespace != metav1.NamespaceAll && s.selection.scope.Namespace != key.Namespace {
+	for _, of := range f.uses {
+		own := of.entry.selection.scope.Namespace
+		if own != metav1.NamespaceAll && own != key.Namespace {
 			continue
 		}
-		running, err := f.user.awaitReading(ctx, s)
+		running, err := of.awaitReading(ctx)
 		if err != nil {
 			return err
 		}
@@ -58,8 +58,8 @@ func (f durableInformer) Get(ctx context.Context, key client.ObjectKey, object c
 
 // Readable returns nil if Get can read, else the reason. Readable waits until one of them is known.
 func (f durableInformer) Readable(ctx context.Context) error {
-	for _, s := range f.entries {
-		if _, err := f.user.awaitReading(ctx, s); err != nil {
+	for _, of := range f.uses {
+		if _, err := of.awaitReading(ctx); err != nil {
 			return err
 		}
 	}
@@ -89,9 +89,9 @@ func (f durableInformer) AddEventHandlerWithOptions(handler toolscache.ResourceE
 		return nil, errConsistencyHandler
 	}
 	result := &registrations{}
-	result.left.Store(int64(len(f.entries)))
-	for n, s := range f.entries {
-		r, err := s.add(f.user, s.resumedBy(handler, n, len(f.entries)), options, registrationEvents{settled: func() {
+	result.left.Store(int64(len(f.uses)))
+	for n, of := range f.uses {
+		r, err := of.add(of.entry.resumedBy(handler, n, len(f.uses)), options, registrationEvents{settled: func() {
 			if result.left.Add(-1) == 0 {
 				result.done.Open()
 			}
@@ -140,7 +140,7 @@ func (f durableInformer) RemoveEventHandler(handle toolscache.ResourceEventHandl
 		return errors.Errorf("%T is not from AddEventHandler of this informer", handle)
 	}
 	for _, r := range all.each {
-		if err := r.entry.remove(r); err != nil {
+		if err := r.use.entry.remove(r); err != nil {
 			return err
 		}
 	}
@@ -149,12 +149,23 @@ func (f durableInformer) RemoveEventHandler(handle toolscache.ResourceEventHandl
 
 // AddIndexers adds indexers to the existing informers and to later ones.
 func (f durableInformer) AddIndexers(indexers toolscache.Indexers) error {
-	for _, s := range f.entries {
-		if err := s.addIndexers(indexers); err != nil {
+	for _, of := range f.uses {
+		if err := of.addIndexers(indexers); err != nil {
 			return err
 		}
 	}
 	return nil
+}
+
+// addIndexers adds indexers to the scope.
+func (u *use) addIndexers(indexers toolscache.Indexers) error {
+	if err := u.check("adding indexers to the informer of"); err != nil && u.user.hasBegun() {
+		return err
+	}
+	if u.user.shares {
+		return errors.WithMessage(errSharedIndex, "adding indexers to an informer")
+	}
+	return u.entry.addIndexers(indexers)
 }
 
 // addIndexers adds indexers to the entry and its running informer. addIndexers returns an error if
@@ -189,8 +200,8 @@ func (s *entry) addIndexers(indexers toolscache.Indexers) error {
 // HasSynced reports whether the result of a read is known: the objects, Forbidden, or not served.
 // So true does not mean that there are objects.
 func (f durableInformer) HasSynced() bool {
-	for _, s := range f.entries {
-		if !s.settled.IsOpen() {
+	for _, of := range f.uses {
+		if !of.entry.settled.IsOpen() {
 			return false
 		}
 	}
@@ -199,17 +210,17 @@ func (f durableInformer) HasSynced() bool {
 
 // HasSyncedChecker implements cache.Informer; see HasSynced.
 func (f durableInformer) HasSyncedChecker() toolscache.DoneChecker {
-	if len(f.entries) == 1 {
-		return settledChecker{name: f.name(), done: &f.entries[0].settled}
+	if len(f.uses) == 1 {
+		return settledChecker{name: f.name(), done: &f.uses[0].entry.settled}
 	}
 	done := &latch.Latch{}
 	go func() {
-		for _, s := range f.entries {
+		for _, of := range f.uses {
 			select {
-			case <-s.settled.Done():
-			case <-s.gone.Done():
+			case <-of.entry.settled.Done():
+			case <-of.gone.Done():
 				return
-			case <-f.user.stopped():
+			case <-of.user.stopped():
 				return
 			}
 		}
@@ -220,20 +231,19 @@ func (f durableInformer) HasSyncedChecker() toolscache.DoneChecker {
 
 func (f durableInformer) name() string {
 	var names []string
-	for _, s := range f.entries {
-		names = append(names, strings.TrimSpace(s.selection.kind.gvk.String()+" "+s.selection.scope.String()))
+	for _, of := range f.uses {
+		s := of.entry.selection
+		names = append(names, strings.TrimSpace(s.kind.gvk.String()+" "+s.scope.String()))
 	}
 	return strings.Join(names, "; ")
 }
 
 // IsStopped reports whether the informer was removed, or the cache has stopped.
 func (f durableInformer) IsStopped() bool {
-	for _, s := range f.entries {
-		if s.gone.IsOpen() {
-			continue
-		}
+	for _, of := range f.uses {
 		select {
-		case <-f.user.stopped():
+		case <-of.gone.Done():
+		case <-of.user.stopped():
 		default:
 			return false
 		}

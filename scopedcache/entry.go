@@ -1,7 +1,6 @@
 package scopedcache
 
 import (
-	"context"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -23,16 +22,10 @@ type entry struct {
 	env       *environment
 	entries   *entrySet // that the entry is in
 
-	// What keeps the scope: see neededLocked. stopIfIdle ends it when nothing does.
-	handles   []*Handle   // guarded by entries.mu: the holders
-	pinned    bool        // guarded by entries.mu: GetInformer returned the informer
-	waiting   int         // guarded by entries.mu: the number of readers that wait
-	recent    atomic.Bool // set by each read, cleared at each check for idleness
-	tried     atomic.Bool // set under entries.mu: all holders are sets that try where they are allowed
-	ofSet     atomic.Bool // set under entries.mu: a holder hands handlers over from other informers
-	gone      latch.Latch // opened under entries.mu when the entry is dropped
-	endedIdle bool        // set before gone is opened: dropped because no one read it
-	end       func()      // set under entries.mu when the scope starts to run
+	uses    []*use      // guarded by entries.mu: what keeps the scope
+	handles []*Handle   // guarded by entries.mu: the holders, of all users
+	ofSet   atomic.Bool // set under entries.mu: a holder hands handlers over from other informers
+	end     func()      // set under entries.mu when the scope starts to run
 
 	live atomic.Pointer[liveUse] // of the Gets that go to the API server instead; nil for none
 
@@ -55,40 +48,6 @@ type entry struct {
 	running       *informer             // guarded by mu: feeds the handlers
 	registrations []*registration       // guarded by mu
 	indexers      []toolscache.Indexers // guarded by mu: added to every informer
-}
-
-// await returns the informer that a user is to read from, or the reason why there is none. await
-// waits until one of them is known.
-func (s *entry) await(ctx context.Context, u *user) (*informer, error) {
-	if running := s.current.Load(); running != nil {
-		return running, nil
-	}
-	for {
-		s.mu.Lock()
-		if s.changed == nil {
-			s.changed = make(chan struct{})
-		}
-		running, state, lastError, changed := s.current.Load(), s.state, s.lastError, s.changed
-		s.mu.Unlock()
-		switch {
-		case running != nil:
-			return running, nil
-		case state == StateForbidden:
-			return nil, lastError
-		case state == StateNotServed:
-			s.mail.markWanted()
-			return nil, lastError
-		}
-		select {
-		case <-changed:
-		case <-s.gone.Done():
-			return nil, errors.Wrapf(ErrReleased, "waiting for the informer of %s", s.selection.kind.gvk)
-		case <-u.stopped():
-			return nil, u.stopError()
-		case <-ctx.Done():
-			return nil, s.notSynced(context.Cause(ctx))
-		}
-	}
 }
 
 // errWaitsForTurn is why an informer has no objects yet although nothing failed.
@@ -122,23 +81,6 @@ func (s *entry) lastErrorLocked() error {
 		return monitor.ErrStreams
 	}
 	return s.lastError
-}
-
-// awaitSettled waits until the result of a user's read is known.
-func (s *entry) awaitSettled(ctx context.Context, u *user) error {
-	if s.settled.IsOpen() {
-		return nil
-	}
-	select {
-	case <-s.settled.Done():
-		return nil
-	case <-s.gone.Done():
-		return errors.Wrapf(ErrReleased, "waiting for the informer of %s", s.selection.kind.gvk)
-	case <-u.stopped():
-		return u.stopError()
-	case <-ctx.Done():
-		return s.notSynced(context.Cause(ctx))
-	}
 }
 
 // notSynced returns the error for a wait that ended.

@@ -2,8 +2,6 @@ package scopedcache
 
 import (
 	"context"
-	"maps"
-	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -11,14 +9,12 @@ import (
 
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
-	"github.com/latchkey-dev/latchkey/scopedcache/internal/members"
 	"github.com/latchkey-dev/latchkey/scopedcache/internal/rbacindex"
 )
 
 // entrySet holds the entries of a cache. The cache starts once and stops once.
 type entrySet struct {
-	env     *environment
-	changed func() // Options.OnScopesChange; may be called under mu
+	env *environment
 
 	mu       sync.Mutex             // after entry.mu
 	life     context.Context        // guarded by mu; nil before Start, then never changed
@@ -36,19 +32,14 @@ type entrySet struct {
 }
 
 func newEntrySet(env *environment) *entrySet {
-	s := &entrySet{
+	return &entrySet{
 		env:      env,
-		changed:  env.options.OnScopesChange,
 		entries:  map[*entry]struct{}{},
 		selected: map[selectedKey]*entry{},
 		indexes:  map[kindKey][]index{},
 		sets:     map[*namespaceSet]struct{}{},
 		names:    newNameReviews(env.options.AccessReviewInterval),
 	}
-	if s.changed == nil {
-		s.changed = func() {}
-	}
-	return s
 }
 
 // selectedKey names a scope with selectors of its own.
@@ -94,14 +85,14 @@ func (s *entrySet) findLocked(k *kind, key scopeKey) *entry {
 	return nil
 }
 
-// entryLocked returns the entry of the scope, and creates it on first use. named says whether reads
-// begin the scope for one name. The caller holds mu.
-func (s *entrySet) entryLocked(k *kind, scope Scope, named bool) *entry {
+// entryLocked returns the entry of the scope, and creates it on first use: then began is true, and
+// the caller starts it. named says whether reads begin the scope for one name. The caller holds mu.
+func (s *entrySet) entryLocked(k *kind, scope Scope, named bool) (e *entry, began bool) {
 	key := scope.key()
 	if existing := s.findLocked(k, key); existing != nil {
-		return existing
+		return existing, false
 	}
-	e := s.newEntry(k, scope)
+	e = s.newEntry(k, scope)
 	if e.named = named; named {
 		s.named++
 	}
@@ -113,36 +104,10 @@ func (s *entrySet) entryLocked(k *kind, scope Scope, named bool) *entry {
 		k.entries.Store(key.namespace, e)
 		k.countLocked(1)
 	}
-	s.startLocked(e)
-	s.changed()
-	return e
+	return e, true
 }
 
-// neededLocked reports whether the scope has a holder, a reader, or an informer that GetInformer
-// returned. The caller holds entries.mu.
-func neededLocked(e *entry) bool {
-	return len(e.handles) > 0 || e.pinned || e.recent.Load() || e.waiting > 0
-}
-
-// holdersChangedLocked records that the holders of a scope have changed. The caller holds
-// entries.mu.
-func (s *entrySet) holdersChangedLocked(e *entry) {
-	e.ofSet.Store(slices.ContainsFunc(e.handles, func(h *Handle) bool {
-		return h.scope.Namespaces != nil && h.scope.Namespaces.kind == members.Allowed
-	}))
-	e.tried.Store(len(e.handles) > 0 && !e.pinned && !slices.ContainsFunc(e.handles, func(h *Handle) bool {
-		return h.scope.Namespaces == nil || h.scope.Namespaces.kind != members.Allowed
-	}))
-	s.changed()
-}
-
-// dropUnusedLocked ends a scope that is not needed any more. The caller holds mu.
-func (s *entrySet) dropUnusedLocked(e *entry) {
-	if !neededLocked(e) {
-		s.dropLocked(e)
-	}
-}
-
+// dropLocked ends a scope that has no use any more. The caller holds mu.
 func (s *entrySet) dropLocked(e *entry) {
 	if _, ok := s.entries[e]; !ok {
 		return
@@ -159,24 +124,9 @@ func (s *entrySet) dropLocked(e *entry) {
 		e.selection.kind.entries.Delete(key.namespace)
 		e.selection.kind.countLocked(-1)
 	}
-	e.gone.Open()
 	if e.end != nil {
 		e.end()
 	}
-	s.changed()
-}
-
-// dropIfIdle ends a scope that was not read since the last check for idleness, unless it is needed
-// otherwise. dropIfIdle reports whether the scope has ended.
-func (s *entrySet) dropIfIdle(e *entry) bool {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if _, exists := s.entries[e]; !exists || neededLocked(e) {
-		return false
-	}
-	e.endedIdle = true
-	s.dropLocked(e)
-	return true
 }
 
 // hasRoomForName reports whether reads may begin the scope of one more name, or use one that others
@@ -185,36 +135,6 @@ func (s *entrySet) hasRoomForName(k *kind, scope Scope) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.named < maxNamedScopes || s.findLocked(k, scope.key()) != nil
-}
-
-// all returns the entries, in no particular order.
-func (s *entrySet) all() []*entry {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return slices.Collect(maps.Keys(s.entries))
-}
-
-// States implements Cache.
-func (s *entrySet) States() []ScopeState {
-	entries := s.all()
-	states := make([]ScopeState, 0, len(entries))
-	for _, e := range entries {
-		if e.isReported() {
-			states = append(states, e.asLive(e.snapshot()))
-		}
-	}
-	return states
-}
-
-// dependents returns the holders of a scope, sorted.
-func (s *entrySet) dependents(e *entry) (names []string) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	for _, handle := range e.handles {
-		names = append(names, handle.options.holder())
-	}
-	slices.Sort(names)
-	return names
 }
 
 // holder names a holder, for people.

@@ -8,7 +8,6 @@ import (
 	"k8s.io/apimachinery/pkg/api/meta"
 
 	"github.com/latchkey-dev/latchkey/internal/untrusted"
-	"github.com/latchkey-dev/latchkey/scopedcache/internal/members"
 	"github.com/latchkey-dev/latchkey/scopedcache/internal/monitor"
 )
 
@@ -45,42 +44,29 @@ func (s *entry) setState(e monitor.SetState) {
 			o.observe(now)
 		}
 	}
-	if tried := s.isTried() && s.isDenied(); !tried { // nothing that a person must see
-		logChange(s.env.options.Logger, State(e.Before), now)
-		if s.env.options.OnStateChange != nil {
-			s.env.options.OnStateChange(State(e.Before), now)
+	shown, denied := false, s.isDenied()
+	for _, of := range s.usesNow() {
+		if !denied || !of.isTried() { // else nothing that a person must see
+			shown = true
+			of.user.stateChanged(State(e.Before), now)
 		}
+		of.user.changed()
 	}
-	s.entries.changed()
+	if shown {
+		logChange(s.env.options.Logger, State(e.Before), now)
+	}
+}
+
+// usesNow returns the uses of the scope.
+func (s *entry) usesNow() []*use {
+	s.entries.mu.Lock()
+	defer s.entries.mu.Unlock()
+	return slices.Clone(s.uses)
 }
 
 // isTried reports whether nothing needs the scope but sets that try where they are allowed.
 func (s *entry) isTried() bool {
-	return s.tried.Load() && s.live.Load() == nil && !s.recent.Load()
-}
-
-// isReported reports whether the scope is one of States. What sets only try is not, nor is the
-// scope of all namespaces while they have others.
-func (s *entry) isReported() bool {
-	if !s.isTried() {
-		return true
-	}
-	if s.selection.scope.Namespace != members.All {
-		return !s.isDenied()
-	}
-	s.mu.Lock()
-	forbidden := s.state == StateForbidden
-	s.mu.Unlock()
-	if !forbidden {
-		return true
-	}
-	s.entries.mu.Lock()
-	handles := slices.Clone(s.handles)
-	s.entries.mu.Unlock()
-	return slices.ContainsFunc(handles, func(h *Handle) bool {
-		set, ok := h.held.(*namespaceSet)
-		return !ok || len(set.membersNow()) == 0
-	})
+	return !slices.ContainsFunc(s.usesNow(), func(of *use) bool { return !of.isTried() })
 }
 
 // settleLocked records that the result of a read is known. While an informer serves reads, its
@@ -119,7 +105,7 @@ func (s *entry) unobserve(handle *Handle) {
 	s.observers = slices.DeleteFunc(s.observers, func(o observer) bool { return o.handle == handle })
 }
 
-// snapshot returns the state.
+// snapshot returns the state, without dependents.
 func (s *entry) snapshot() ScopeState {
 	s.mu.Lock()
 	snapshot := s.snapshotLocked()
@@ -128,8 +114,19 @@ func (s *entry) snapshot() ScopeState {
 	if running != nil {
 		snapshot.Objects = running.objects()
 	}
-	snapshot.Dependents = s.entries.dependents(s)
 	return snapshot
+}
+
+// endedState returns the state of a scope for a user whose life has ended: what becomes of the
+// scope is not theirs to know.
+func endedState(k *kind, scope Scope, reason error) ScopeState {
+	return ScopeState{
+		GVK:            k.gvk,
+		Representation: k.representation,
+		Scope:          scope,
+		State:          StateFailing,
+		LastError:      reason,
+	}
 }
 
 // snapshotOfState returns the state as OnStateChange receives it: without objects and dependents.

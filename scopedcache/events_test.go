@@ -111,7 +111,7 @@ func TestReadOfWhatIsNotServed(t *testing.T) {
 	g.Expect(err).NotTo(HaveOccurred())
 	e := c.entries.newEntry(kind, Scope{})
 	e.state, e.lastError = StateNotServed, ErrReleased
-	_, err = e.await(t.Context(), c.user)
+	_, err = (&use{user: c.user, entry: e}).await(t.Context())
 	g.Expect(err).To(MatchError(ErrReleased))
 	taken, _ := e.mail.take()
 	g.Expect(taken.events).To(Equal([]monitor.Event{monitor.Read{}}))

@@ -65,20 +65,20 @@ func (s *scopedCache) informer(ctx context.Context, k *kind, opts ...cache.Infor
 		s.entries.mu.Unlock()
 		return nil, s.user.stopError()
 	}
-	result := durableInformer{user: s.user}
+	result := durableInformer{}
 	for _, namespace := range namespaces {
-		e := s.entries.entryLocked(k, Scope{Namespace: namespace}, false)
-		e.pinned = true
-		s.entries.holdersChangedLocked(e)
-		result.entries = append(result.entries, e)
+		of := s.entries.useLocked(s.user, k, Scope{Namespace: namespace}, false)
+		of.pinned = true
+		s.entries.holdersChangedLocked(of)
+		result.uses = append(result.uses, of)
 	}
 	s.entries.mu.Unlock()
 	if options.BlockUntilSynced == nil || *options.BlockUntilSynced {
 		if !s.user.hasBegun() {
 			return result, nil // as in controller-runtime, there is nothing to wait for before Start
 		}
-		for _, e := range result.entries {
-			if err := e.awaitSettled(ctx, s.user); err != nil {
+		for _, of := range result.uses {
+			if err := of.awaitSettled(ctx); err != nil {
 				return nil, err
 			}
 		}
@@ -94,17 +94,21 @@ func (s *scopedCache) RemoveInformer(_ context.Context, object client.Object) er
 	if err != nil {
 		return err
 	}
+	var ended []*use
 	s.entries.mu.Lock()
-	defer s.entries.mu.Unlock()
-	for e := range s.entries.entries {
-		if e.selection.kind == k {
-			e.pinned = false
-			s.entries.holdersChangedLocked(e)
-			e.recent.Store(false)
-			if len(e.handles) == 0 {
-				s.entries.dropLocked(e) // even if readers wait for it
+	for _, of := range s.user.allUses() {
+		if of.entry.selection.kind == k {
+			of.pinned = false
+			s.entries.holdersChangedLocked(of)
+			of.recent.Store(false)
+			if of.holds == 0 {
+				ended = append(ended, s.entries.endUseLocked(of)) // even if readers wait for it
 			}
 		}
+	}
+	s.entries.mu.Unlock()
+	for _, of := range ended {
+		of.finish()
 	}
 	return nil
 }
@@ -118,8 +122,8 @@ func (s *scopedCache) WaitForCacheSync(ctx context.Context) bool {
 	case <-ctx.Done():
 		return false
 	}
-	for _, e := range s.entries.all() {
-		if err := e.awaitSettled(ctx, s.user); err != nil && !errors.Is(err, ErrReleased) {
+	for _, of := range s.user.allUses() {
+		if err := of.awaitSettled(ctx); err != nil && !errors.Is(err, ErrReleased) {
 			return false
 		}
 	}

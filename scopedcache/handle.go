@@ -54,7 +54,7 @@ type held interface {
 	observe(h *Handle)
 	release(h *Handle)
 	state(h *Handle) ScopeState
-	members(of func(*entry) ScopeState) []ScopeState
+	members(of func(*use) ScopeState) []ScopeState
 	// reader waits for the informer of a namespace, as reads of the cache do, and returns a reader of
 	// its objects.
 	reader(ctx context.Context, namespace string) (client.Reader, error)
@@ -84,7 +84,8 @@ func (s *scopedCache) holdScope(kind *kind, scope Scope, options HoldOptions) (*
 		s.entries.mu.Unlock()
 		return nil, err
 	}
-	e := s.entries.entryLocked(kind, scope, false)
+	of := s.entries.useLocked(s.user, kind, scope, false)
+	e := of.entry
 	for _, other := range e.handles {
 		if other.isFor(s, scope, options) {
 			s.entries.mu.Unlock()
@@ -92,14 +93,14 @@ func (s *scopedCache) holdScope(kind *kind, scope Scope, options HoldOptions) (*
 		}
 	}
 	handle := &Handle{
-		held:    heldScope{durableInformer{user: s.user, entries: []*entry{e}}},
+		held:    heldScope{durableInformer{uses: []*use{of}}},
 		cache:   s,
 		kind:    kind,
 		scope:   scope,
 		options: options,
 	}
 	e.handles = append(e.handles, handle)
-	s.entries.holdersChangedLocked(e)
+	s.entries.holdersChangedLocked(of)
 	s.entries.mu.Unlock()
 	if options.OnStateChange != nil {
 		handle.observe(handle)
@@ -170,7 +171,7 @@ func (h *Handle) State() ScopeState { return h.state(h) }
 // set of namespaces, these are one for each namespace that is in it now, or a single one without a
 // namespace while one informer has all namespaces; else the scope's own. A namespace that
 // [WhereverAllowed] only tries is none of them.
-func (h *Handle) Members() []ScopeState { return h.members((*entry).snapshot) }
+func (h *Handle) Members() []ScopeState { return h.members((*use).snapshot) }
 
 // Get reads an object from the scope. Another kind or representation than the handle's is an error.
 // An object that the scope does not select is not found, whether the object exists or not. So is an

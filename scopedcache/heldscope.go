@@ -13,7 +13,8 @@ type heldScope struct{ durableInformer }
 
 var _ held = heldScope{}
 
-func (s heldScope) entry() *entry { return s.entries[0] }
+func (s heldScope) use() *use     { return s.uses[0] }
+func (s heldScope) entry() *entry { return s.use().entry }
 
 func (s heldScope) observe(h *Handle) {
 	if s.entry().observe(h, h.options.OnStateChange); h.dead.Load() {
@@ -22,15 +23,14 @@ func (s heldScope) observe(h *Handle) {
 }
 
 func (s heldScope) release(h *Handle) {
-	e := s.entry()
-	e.unobserve(h)
-	e.entries.letGo(e, h)
+	s.entry().unobserve(h)
+	s.entry().entries.letGo(s.use(), h)
 }
 
-func (s heldScope) state(*Handle) ScopeState { return s.entry().snapshot() }
+func (s heldScope) state(*Handle) ScopeState { return s.use().snapshot() }
 
-func (s heldScope) members(of func(*entry) ScopeState) []ScopeState {
-	return []ScopeState{of(s.entry())}
+func (s heldScope) members(of func(*use) ScopeState) []ScopeState {
+	return []ScopeState{of(s.use())}
 }
 
 func (s heldScope) reader(ctx context.Context, namespace string) (client.Reader, error) {
@@ -39,10 +39,7 @@ func (s heldScope) reader(ctx context.Context, namespace string) (client.Reader,
 		return nil, errors.Errorf("the handle is of %s in %s, and not in %q", e.selection.kind.gvk,
 			e.selection.scope.place(), namespace)
 	}
-	if e.gone.IsOpen() {
-		return nil, errors.Wrapf(ErrReleased, "reading %s", e.selection.kind.gvk)
-	}
-	running, err := s.user.awaitReading(ctx, e)
+	running, err := s.use().awaitReading(ctx)
 	if err != nil {
 		return nil, err // not a nil informer in an interface
 	}
@@ -55,10 +52,12 @@ func (s heldScope) readers(ctx context.Context) ([]client.Reader, error) {
 }
 
 // letGo ends what a handle needs of a scope.
-func (s *entrySet) letGo(e *entry, h *Handle) {
+func (s *entrySet) letGo(of *use, h *Handle) {
+	e := of.entry
 	s.mu.Lock()
-	defer s.mu.Unlock()
 	e.handles = slices.DeleteFunc(e.handles, func(other *Handle) bool { return other == h })
-	s.holdersChangedLocked(e)
-	s.dropUnusedLocked(e)
+	s.holdersChangedLocked(of)
+	ended := s.endUnusedLocked(of)
+	s.mu.Unlock()
+	ended.finish()
 }

@@ -93,18 +93,13 @@ func (k *kind) answeringLocked(read *requirements) (answering []*entry) {
 	return answering
 }
 
-// everywhere returns the scope of all namespaces, nil if there is none, or only sets try it.
-func (k *kind) everywhere() *entry {
-	existing, ok := k.entries.Load(metav1.NamespaceAll)
-	if !ok || existing.(*entry).onlyTried() {
-		return nil
+// entry returns the scope of a namespace, without selectors, nil if there is none.
+func (k *kind) entry(namespace string) *entry {
+	if existing, ok := k.entries.Load(namespace); ok {
+		return existing.(*entry)
 	}
-	return existing.(*entry)
+	return nil
 }
-
-// onlyTried reports whether a read must not wait for the scope: sets try whether it is allowed, and
-// it has no objects.
-func (s *entry) onlyTried() bool { return s.tried.Load() && s.current.Load() == nil }
 
 // examples has the examples of typed objects, by their type. All caches share them, because some
 // types have more than a kilobyte.

@@ -183,10 +183,11 @@ type liveUse struct{ since, last time.Time }
 // markLive records that Gets in a namespace go to the API server instead of the scope that would
 // serve them.
 func (r *reader) markLive(k *kind, namespace string) {
-	e := k.unselected(namespace)
-	if e == nil {
+	of := r.unselected(k, namespace)
+	if of == nil {
 		return
 	}
+	e := of.entry
 	now := time.Now()
 	use := &liveUse{since: now, last: now}
 	before := e.live.Load()
@@ -194,7 +195,7 @@ func (r *reader) markLive(k *kind, namespace string) {
 		use.since = before.since
 		e.live.CompareAndSwap(before, use)
 	} else if e.live.CompareAndSwap(before, use) {
-		r.entries.changed()
+		r.user.changed()
 	}
 }
 

@@ -36,7 +36,7 @@ type namespaceSet struct {
 	mu         sync.Mutex // before entry.mu
 	ended      bool       // guarded by mu
 	machine    members.Machine
-	held       map[string]*entry     // guarded by mu: by namespace
+	held       map[string]*use       // guarded by mu: by namespace
 	handlers   []*setHandler         // guarded by mu
 	indexers   []toolscache.Indexers // guarded by mu: for every informer
 	again      *time.Timer           // guarded by mu: makes the set look again; nil if it need not
@@ -54,7 +54,7 @@ func newNamespaceSet(s *scopedCache, k *kind, scope Scope, holder *Handle) *name
 		scope:   scope,
 		holder:  holder,
 		machine: members.New(members.Config{Kind: scope.Namespaces.kind, Max: s.env.options.MaxNamespaces}),
-		held:    map[string]*entry{},
+		held:    map[string]*use{},
 		unknown: errNotYet,
 		changed: make(chan struct{}),
 
@@ -129,7 +129,7 @@ func (s *namespaceSet) round() bool {
 		return false
 	}
 	effects := s.machine.Step(s.factsLocked())
-	var began, left []*entry
+	var began, left []*use
 	for _, effect := range effects {
 		switch effect.Do {
 		case members.Hold:
@@ -151,14 +151,14 @@ func (s *namespaceSet) round() bool {
 		s.again = time.AfterFunc(pause, s.poke)
 	}
 	s.mu.Unlock()
-	for _, e := range left {
+	for _, of := range left {
 		if s.news != nil {
-			s.news.left(e.selection.scope.Namespace)
+			s.news.left(of.entry.selection.scope.Namespace)
 		}
 	}
-	for _, e := range began {
-		if e.observe(s.holder, s.memberChanged); s.lacks(e) {
-			e.unobserve(s.holder) // the observer, or another holder of the same handle, has released it
+	for _, of := range began {
+		if of.entry.observe(s.holder, s.memberChanged); s.lacks(of) {
+			of.entry.unobserve(s.holder) // the observer, or another holder of the same handle, has released it
 		}
 	}
 	return len(effects) > 0
@@ -176,11 +176,11 @@ func (s *namespaceSet) memberChanged(now ScopeState) {
 	}
 }
 
-// lacks reports whether the set does not hold the entry any more.
-func (s *namespaceSet) lacks(e *entry) bool {
+// lacks reports whether the set does not hold the scope any more.
+func (s *namespaceSet) lacks(of *use) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s.held[e.selection.scope.Namespace] != e
+	return s.held[of.entry.selection.scope.Namespace] != of
 }
 
 // conclude tells those who wait what has become of the set.
@@ -190,8 +190,8 @@ func (s *namespaceSet) conclude() {
 	s.changed = make(chan struct{})
 	decided := s.machine.Outcome().Decided && !s.ended
 	settled := decided
-	for _, e := range s.held {
-		settled = settled && e.settled.IsOpen()
+	for _, of := range s.held {
+		settled = settled && of.entry.settled.IsOpen()
 	}
 	handlers := slices.Clone(s.handlers)
 	s.mu.Unlock()
@@ -212,7 +212,7 @@ func (s *namespaceSet) conclude() {
 // log logs that the set has become Forbidden by itself, or no longer is. The members log what
 // becomes of them.
 func (s *namespaceSet) log() {
-	now := s.summary((*entry).snapshotOfState)
+	now := s.summary((*use).snapshotOfState)
 	forbidden := now.State == StateForbidden && len(s.membersNow()) == 0
 	if forbidden == s.forbidden || now.State == StateSyncing {
 		return
@@ -270,7 +270,8 @@ func (s *namespaceSet) factsLocked() members.Facts {
 // informersLocked returns what is known of the informers. The caller holds mu.
 func (s *namespaceSet) informersLocked() map[string]members.Informer {
 	informers := make(map[string]members.Informer, len(s.held))
-	for name, e := range s.held {
+	for name, of := range s.held {
+		e := of.entry
 		e.mu.Lock()
 		i := members.Informer{
 			Synced:    e.state == StateSynced,
@@ -304,27 +305,28 @@ func (s *namespaceSet) shows(now ScopeState) bool {
 }
 
 // holdLocked begins to use the scope of a namespace. The caller holds mu.
-func (s *namespaceSet) holdLocked(namespace string) *entry {
+func (s *namespaceSet) holdLocked(namespace string) *use {
 	s.entries.mu.Lock()
-	e := s.entries.entryLocked(s.kind, s.scope.in(namespace), false)
-	e.handles = append(e.handles, s.holder)
-	s.entries.holdersChangedLocked(e)
+	of := s.entries.useLocked(s.user, s.kind, s.scope.in(namespace), false)
+	of.entry.handles = append(of.entry.handles, s.holder)
+	s.entries.holdersChangedLocked(of)
 	s.entries.mu.Unlock()
-	s.held[namespace] = e
+	s.held[namespace] = of
 	for _, indexers := range s.indexers {
-		if err := e.addIndexers(indexers); err != nil {
-			s.entries.env.options.Logger.Error(err, "A namespace of a set lacks an indexer", "scope", e.selection.scope.String())
+		if err := of.addIndexers(indexers); err != nil {
+			s.entries.env.options.Logger.Error(err, "A namespace of a set lacks an indexer", "scope",
+				of.entry.selection.scope.String())
 		}
 	}
-	return e
+	return of
 }
 
 // releaseLocked ends the use of the scope of a namespace. The caller holds mu.
 func (s *namespaceSet) releaseLocked(namespace string) {
-	e := s.held[namespace]
+	of := s.held[namespace]
 	delete(s.held, namespace)
-	e.unobserve(s.holder)
-	s.entries.letGo(e, s.holder)
+	of.entry.unobserve(s.holder)
+	s.entries.letGo(of, s.holder)
 }
 
 // release implements held.

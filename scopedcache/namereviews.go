@@ -99,11 +99,11 @@ func (r *reader) awaitNamed(ctx context.Context, k *kind, read *requirements, na
 		return nil, forbidden
 	}
 	for {
-		e, running, err := r.awaitOnce(ctx, k, scope, true)
+		of, running, err := r.awaitOnce(ctx, k, scope, true)
 		if apierrors.IsForbidden(err) {
 			return nil, forbidden
 		}
-		if !endedJustBefore(e, err) {
+		if !endedJustBefore(of, err) {
 			return running, err
 		}
 	}

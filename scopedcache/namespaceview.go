@@ -45,11 +45,12 @@ func (v *namespaceView) begin(s *scopedCache, scope Scope, holder string) (relea
 	if err != nil {
 		return nil, err
 	}
-	e := handle.held.(heldScope).entry()
+	of := handle.held.(heldScope).use()
+	e := of.entry
 	v.mu.Lock()
 	v.entry = e
 	v.mu.Unlock()
-	registration, err := e.add(s.user, toolscache.ResourceEventHandlerFuncs{
+	registration, err := of.add(toolscache.ResourceEventHandlerFuncs{
 		AddFunc:    v.look,
 		UpdateFunc: func(_, object any) { v.look(object) },
 		DeleteFunc: v.look,

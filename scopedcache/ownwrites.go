@@ -52,7 +52,7 @@ type chooseInformer func(context.Context) (*informer, error)
 // options.
 func (r *reader) chooser(k *kind, read *requirements, namespace string) chooseInformer {
 	return func(ctx context.Context) (*informer, error) {
-		if running := k.ready(namespace); running != nil {
+		if running := r.ready(k, namespace); running != nil {
 			return running, nil
 		}
 		if running := r.readySelected(k, read); running != nil {

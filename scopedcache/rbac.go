@@ -120,12 +120,12 @@ func NewRBACWatcher(config *rest.Config, opts cache.Options, options Options) (*
 		if err != nil {
 			return nil, err
 		}
-		e := handle.held.(heldScope).entry()
-		_, err = e.add(result.cache.user, toolscache.ResourceEventHandlerFuncs{
+		of, gvk := handle.held.(heldScope).use(), handle.kind.gvk
+		_, err = of.add(toolscache.ResourceEventHandlerFuncs{
 			AddFunc:    result.set,
 			UpdateFunc: func(_, object any) { result.set(object) },
 			DeleteFunc: result.remove,
-		}, toolscache.HandlerOptions{}, registrationEvents{delivered: func() { result.delivered(e.selection.kind.gvk) }})
+		}, toolscache.HandlerOptions{}, registrationEvents{delivered: func() { result.delivered(gvk) }})
 		if err != nil {
 			return nil, err
 		}

@@ -30,7 +30,7 @@ func (r *reader) Get(ctx context.Context, name client.ObjectKey, object client.O
 		return err
 	}
 	own := ownwrites.WantedByGet(opts) && r.env.writes.Concern(kind.gvk.GroupKind(), name)
-	if running := kind.ready(name.Namespace); running != nil && !own && r.user.runs() {
+	if running := r.ready(kind, name.Namespace); running != nil && !own && r.user.runs() {
 		r.note(ctx, running)
 		return running.Get(ctx, name, object, opts...)
 	}
@@ -67,7 +67,7 @@ func (r *reader) List(ctx context.Context, list client.ObjectList, opts ...clien
 	options.ApplyOptions(opts)
 	configured := len(kind.config.namespaces) > 0
 	own := ownwrites.WantedByList(opts) && r.env.writes.Concern(kind.gvk.GroupKind(), types.NamespacedName{})
-	if running := kind.ready(options.Namespace); running != nil && !configured && !own && r.user.runs() {
+	if running := r.ready(kind, options.Namespace); running != nil && !configured && !own && r.user.runs() {
 		r.note(ctx, running)
 		return running.List(ctx, list, opts...)
 	}
@@ -105,40 +105,53 @@ func (r *reader) note(ctx context.Context, from *informer) {
 }
 
 // ready returns the informer that serves a namespace if it can serve reads at once, else nil. The
-// informer is that of the namespace or, if there is no such scope, of all namespaces.
-func (k *kind) ready(namespace string) *informer {
+// informer is that of the namespace or, if the user has no such scope, of all namespaces. What
+// other users have makes no difference: the informer that feeds a user's handlers stays the one
+// that reads use.
+func (r *reader) ready(k *kind, namespace string) *informer {
 	if k.excludes(namespace) {
 		return nil
 	}
-	if e := k.only.Load(); e != nil && !e.onlyTried() {
-		e.markRead()
-		return e.current.Load()
+	var of *use
+	if e := k.only.Load(); e != nil {
+		of = r.user.use(e)
 	}
-	e := k.unselected(namespace)
-	if e == nil {
+	if of == nil || of.onlyTried() {
+		of = r.unselected(k, namespace)
+	}
+	if of == nil {
 		return nil
 	}
-	e.markRead()
-	return e.current.Load()
+	of.markRead()
+	return of.serving()
 }
 
-// unselected returns the scope without selectors that serves a namespace, nil if there is none.
-func (k *kind) unselected(namespace string) *entry {
-	existing, ok := k.entries.Load(namespace)
-	if ok {
-		return existing.(*entry)
+// unselected returns the scope without selectors that serves a namespace, nil if the user has none.
+func (r *reader) unselected(k *kind, namespace string) *use {
+	if exact := r.exact(k, namespace); exact != nil {
+		return exact
 	}
-	if everywhere := k.everywhere(); everywhere != nil && len(k.config.namespaces) == 0 {
+	if everywhere := r.everywhere(k); everywhere != nil && len(k.config.namespaces) == 0 {
 		return everywhere
 	}
 	return nil
 }
 
-// markRead records that a read uses the scope.
-func (s *entry) markRead() {
-	if !s.recent.Load() { // usually set already; then avoid the write
-		s.recent.Store(true)
+// exact returns the user's scope of a namespace, without selectors, nil if there is none.
+func (r *reader) exact(k *kind, namespace string) *use {
+	if e := k.entry(namespace); e != nil {
+		return r.user.use(e)
 	}
+	return nil
+}
+
+// everywhere returns the user's scope of all namespaces, nil if there is none, or only sets try it.
+func (r *reader) everywhere(k *kind) *use {
+	of := r.exact(k, metav1.NamespaceAll)
+	if of == nil || of.onlyTried() {
+		return nil
+	}
+	return of
 }
 
 // await waits for an informer that answers a read. namespace is the one in the read's options.
@@ -156,7 +169,7 @@ func (r *reader) await(ctx context.Context, k *kind, read *requirements, namespa
 // scope without selectors has precedence, because it moves no reads from one informer to another.
 func (r *reader) awaitInformer(ctx context.Context, k *kind, read *requirements, namespace string) (*informer, error) {
 	var forbidden error
-	if k.unselected(namespace) == nil {
+	if r.unselected(k, namespace) == nil {
 		var running *informer
 		var err error
 		if running, forbidden, err = r.awaitSelected(ctx, k, read, namespace); running != nil || err != nil {
@@ -183,21 +196,32 @@ func (r *reader) awaitInformer(ctx context.Context, k *kind, read *requirements,
 func (r *reader) readySelected(k *kind, read *requirements) *informer {
 	r.entries.mu.Lock()
 	defer r.entries.mu.Unlock()
-	for _, e := range k.answeringLocked(read) {
-		if running := e.current.Load(); running != nil {
-			r.markSelectedReadLocked(e)
+	for _, of := range r.answeringLocked(k, read) {
+		if running := of.serving(); running != nil {
+			r.markSelectedReadLocked(of)
 			return running
 		}
 	}
 	return nil
 }
 
+// answeringLocked returns the user's scopes with selectors that have the answer to a read. The
+// caller holds entries.mu.
+func (r *reader) answeringLocked(k *kind, read *requirements) (answering []*use) {
+	for _, e := range k.answeringLocked(read) {
+		if of := r.user.use(e); of != nil {
+			answering = append(answering, of)
+		}
+	}
+	return answering
+}
+
 // markSelectedReadLocked records that a read uses a scope with selectors. If the cache's scopes do
 // not end when idle, the scope of a watch ends with its holders: reads alone would keep it for
 // ever.
-func (r *reader) markSelectedReadLocked(e *entry) {
-	if len(e.handles) == 0 || r.env.options.IdleTimeout > 0 {
-		e.markRead()
+func (r *reader) markSelectedReadLocked(of *use) {
+	if of.holds == 0 || r.env.options.IdleTimeout > 0 {
+		of.markRead()
 	}
 }
 
@@ -211,16 +235,17 @@ func (r *reader) awaitSelected(ctx context.Context, k *kind, read *requirements,
 		return running, nil, nil
 	}
 	r.entries.mu.Lock()
-	answering := k.answeringLocked(read)
-	for _, e := range answering {
-		r.markSelectedReadLocked(e)
+	answering := r.answeringLocked(k, read)
+	for _, of := range answering {
+		r.markSelectedReadLocked(of)
 	}
 	r.entries.mu.Unlock()
-	for _, e := range answering {
+	for _, of := range answering {
+		e := of.entry
 		if e.fails() {
 			continue
 		}
-		switch running, err := e.await(ctx, r.user); {
+		switch running, err := of.await(ctx); {
 		case apierrors.IsForbidden(err) && (namespace == metav1.NamespaceAll || e.requires.namespace == namespace):
 			forbidden = err
 		case apierrors.IsForbidden(err):
@@ -237,7 +262,7 @@ func (r *reader) awaitSelected(ctx context.Context, k *kind, read *requirements,
 // of the namespace.
 func (r *reader) awaitUnselected(ctx context.Context, k *kind, namespace string) (*informer, error) {
 	if namespace != metav1.NamespaceAll && len(k.config.namespaces) == 0 {
-		if _, exact := k.entries.Load(namespace); !exact {
+		if r.exact(k, namespace) == nil {
 			running, err := r.awaitAllNamespaces(ctx, k)
 			if running != nil || err != nil {
 				return running, err
@@ -250,7 +275,7 @@ func (r *reader) awaitUnselected(ctx context.Context, k *kind, namespace string)
 // awaitAllNamespaces waits for the informer of all namespaces. awaitAllNamespaces returns nil
 // without an error if that informer is Forbidden, or if PerNamespace is set and there is none.
 func (r *reader) awaitAllNamespaces(ctx context.Context, k *kind) (*informer, error) {
-	if k.everywhere() == nil && r.env.options.PerNamespace {
+	if r.everywhere(k) == nil && r.env.options.PerNamespace {
 		return nil, nil
 	}
 	running, err := r.awaitEntry(ctx, k, Scope{})
@@ -264,43 +289,47 @@ func (r *reader) awaitAllNamespaces(ctx context.Context, k *kind) (*informer, er
 // if necessary.
 func (r *reader) awaitEntry(ctx context.Context, k *kind, scope Scope) (*informer, error) {
 	for {
-		e, running, err := r.awaitOnce(ctx, k, scope, false)
-		if !endedJustBefore(e, err) {
+		of, running, err := r.awaitOnce(ctx, k, scope, false)
+		if !endedJustBefore(of, err) {
 			return running, err
 		}
 	}
 }
 
 // endedJustBefore reports whether a scope ended, because no read used it, just before a read did.
-func endedJustBefore(e *entry, err error) bool {
-	return errors.Is(err, ErrReleased) && e != nil && e.endedIdle
+func endedJustBefore(of *use, err error) bool {
+	return errors.Is(err, ErrReleased) && of != nil && of.endedIdle
 }
 
 // awaitOnce is awaitEntry for a scope that does not end in between. named says whether the scope
 // would be created for one name.
-func (r *reader) awaitOnce(ctx context.Context, k *kind, scope Scope, named bool) (*entry, *informer, error) {
+func (r *reader) awaitOnce(ctx context.Context, k *kind, scope Scope, named bool) (*use, *informer, error) {
 	r.entries.mu.Lock()
 	if r.entries.ended || r.user.hasEnded() {
 		r.entries.mu.Unlock()
 		return nil, nil, r.user.stopError()
 	}
-	if r.entries.findLocked(k, scope.key()) == nil && r.env.informers.ReaderFailOnMissingInformer {
-		r.entries.mu.Unlock()
-		return nil, nil, &cache.ErrResourceNotCached{GVK: k.gvk}
+	if r.env.informers.ReaderFailOnMissingInformer {
+		if e := r.entries.findLocked(k, scope.key()); e == nil || r.user.use(e) == nil {
+			r.entries.mu.Unlock()
+			return nil, nil, &cache.ErrResourceNotCached{GVK: k.gvk}
+		}
 	}
-	e := r.entries.entryLocked(k, scope, named)
-	if !named || e.named { // a read alone does not keep a scope with selectors that others began
-		e.markRead()
+	of := r.entries.useLocked(r.user, k, scope, named)
+	if !named || of.entry.named { // a read alone does not keep a scope with selectors that others began
+		of.markRead()
 	}
-	e.waiting++
+	of.waiting++
 	r.entries.mu.Unlock()
-	running, err := e.await(ctx, r.user)
+	running, err := of.await(ctx)
 	r.entries.mu.Lock()
-	if e.waiting--; e.idleTimeout() == 0 {
-		r.entries.dropUnusedLocked(e) // its holder may have released it meanwhile
+	var ended *use
+	if of.waiting--; of.entry.idleTimeout() == 0 {
+		ended = r.entries.endUnusedLocked(of) // its holder may have released it meanwhile
 	}
 	r.entries.mu.Unlock()
-	return e, running, err
+	ended.finish()
+	return of, running, err
 }
 
 // namespaced reports whether a kind is namespaced.

@@ -12,7 +12,7 @@ import (
 
 // registration is an event handler of a scope. A registration outlives the informers that feed it.
 type registration struct {
-	entry   *entry
+	use     *use
 	feed    *replay.Feed
 	options toolscache.HandlerOptions
 	done    latch.Latch // opened by settle
@@ -28,24 +28,23 @@ type registrationEvents struct {
 	delivered func() // for each informer: the handler has all of its objects
 }
 
-// add registers a handler for a user, and feeds it if an informer runs.
-func (s *entry) add(u *user, handler toolscache.ResourceEventHandler, options toolscache.HandlerOptions,
+// add registers a handler, and feeds it if an informer runs.
+func (u *use) add(handler toolscache.ResourceEventHandler, options toolscache.HandlerOptions,
 	events registrationEvents) (*registration, error) {
+	s := u.entry
 	var feeding replay.Options
 	if resumed, ok := handler.(replay.ResumedHandler); ok {
 		handler, feeding = resumed.ResourceEventHandler, resumed.Options
 	}
 	feed := replay.New(handler, s.selection.kind.example, feeding)
-	r := &registration{entry: s, feed: feed, options: options, events: events}
+	r := &registration{use: u, feed: feed, options: options, events: events}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.gone.IsOpen() {
-		return nil, errors.Wrapf(ErrReleased, "adding a handler to the informer of %s", s.selection.kind.gvk)
+	if u.gone.IsOpen() {
+		return nil, u.endedError("adding a handler to the informer of")
 	}
-	select {
-	case <-u.stopped():
-		return nil, u.stopError()
-	default:
+	if u.user.hasEnded() {
+		return nil, u.user.stopError()
 	}
 	if s.running != nil {
 		if err := r.attachLocked(s.running); err != nil {
@@ -80,6 +79,25 @@ func (s *entry) remove(r *registration) error {
 	return s.running.shared.RemoveEventHandler(inner)
 }
 
+// removeAll ends the registrations of a use that has ended.
+func (s *entry) removeAll(of *use) {
+	for _, r := range s.registrationsOf(of) {
+		_ = s.remove(r) // fails only for another informer's handler
+	}
+}
+
+// registrationsOf returns the registrations of a use.
+func (s *entry) registrationsOf(of *use) (own []*registration) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, r := range s.registrations {
+		if r.use == of {
+			own = append(own, r)
+		}
+	}
+	return own
+}
+
 // attachLocked makes an informer feed the handler. The informer runs, or is about to run. The
 // caller holds entry.mu.
 func (r *registration) attachLocked(i *informer) error {
@@ -87,7 +105,7 @@ func (r *registration) attachLocked(i *informer) error {
 	inner, err := i.shared.AddEventHandlerWithOptions(source, r.options)
 	if err != nil {
 		r.feed.Pause()
-		return errors.Wrapf(err, "adding a handler to the informer of %s", r.entry.selection.kind.gvk)
+		return errors.Wrapf(err, "adding a handler to the informer of %s", r.use.entry.selection.kind.gvk)
 	}
 	r.inner = inner
 	i.helpers.Go(func() {
@@ -118,7 +136,7 @@ func (r *registration) HasSynced() bool { return r.done.IsOpen() }
 
 // HasSyncedChecker implements toolscache.ResourceEventHandlerRegistration.
 func (r *registration) HasSyncedChecker() toolscache.DoneChecker {
-	return settledChecker{name: r.entry.selection.kind.gvk.String(), done: &r.done}
+	return settledChecker{name: r.use.entry.selection.kind.gvk.String(), done: &r.done}
 }
 
 // settledChecker is a DoneChecker for a latch that is opened when a scope or registration is

@@ -24,7 +24,7 @@ func TestHoldDuringRelease(t *testing.T) {
 		g.Expect(second).NotTo(BeIdenticalTo(first))
 		first.dead.Store(false)
 		first.Release()
-		g.Expect(entryOf(second).gone.IsOpen()).To(BeFalse(), "the scope is still held")
+		g.Expect(useOf(second).gone.IsOpen()).To(BeFalse(), "the scope is still held")
 	})
 }
 
@@ -56,4 +56,7 @@ func TestHandlersRemovedBeforeTheInformerSyncs(t *testing.T) {
 }
 
 // entryOf returns the scope that a handle holds.
-func entryOf(h *Handle) *entry { return h.held.(heldScope).entry() }
+func entryOf(h *Handle) *entry { return useOf(h).entry }
+
+// useOf returns what the holder of a handle has of its scope.
+func useOf(h *Handle) *use { return h.held.(heldScope).use() }

@@ -218,7 +218,7 @@ func (r *run) stopInformer() {
 
 // stopIfIdle ends the scope if no read used it since the last call, and nothing else needs it.
 func (r *run) stopIfIdle() {
-	if r.entry.recent.Swap(false) || !r.entry.entries.dropIfIdle(r.entry) {
+	if !r.entry.entries.endIdle(r.entry) {
 		r.idleness.Reset(r.entry.idleTimeout())
 	}
 }

@@ -94,7 +94,7 @@ func (h *setHandler) feed(namespace string) error {
 	feeding := h.feeding
 	feeding.Seen = h.take(namespace)
 	handler := replay.ResumedHandler{ResourceEventHandler: h.handler, Options: feeding}
-	r, err := h.set.held[namespace].add(h.set.user, handler, h.options, registrationEvents{settled: h.set.poke})
+	r, err := h.set.held[namespace].add(handler, h.options, registrationEvents{settled: h.set.poke})
 	if err != nil {
 		h.put(feeding.Seen)
 		return err
@@ -144,7 +144,7 @@ func (h *setHandler) keep(namespace string) {
 		return
 	}
 	delete(h.feeds, namespace)
-	_ = r.entry.remove(r) // fails only for another informer's handler
+	_ = r.use.entry.remove(r) // fails only for another informer's handler
 	seen, latest := r.feed.HandOver()
 	h.latest.NoteAll(latest)
 	h.put(seen)
@@ -237,7 +237,7 @@ func (h *setHandler) Seen() replay.Seen {
 // removeLocked ends the registration. The caller holds set.mu.
 func (h *setHandler) removeLocked() {
 	for _, r := range h.feeds {
-		_ = r.entry.remove(r)
+		_ = r.use.entry.remove(r)
 	}
 	clear(h.feeds)
 	h.put(h.take(members.All)) // deletions that have not been delivered end

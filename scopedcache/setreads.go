@@ -19,28 +19,31 @@ var _ held = (*namespaceSet)(nil)
 func (s *namespaceSet) observe(*Handle) {} // begin has
 
 func (s *namespaceSet) state(h *Handle) ScopeState {
-	summary := s.summary((*entry).snapshot)
+	if s.IsStopped() && s.user.hasEnded() {
+		return endedState(s.kind, s.scope, s.user.stopError())
+	}
+	summary := s.summary((*use).snapshot)
 	summary.Dependents = []string{h.options.holder()}
 	return summary
 }
 
-func (s *namespaceSet) members(of func(*entry) ScopeState) []ScopeState {
-	entries := s.membersNow()
-	states := make([]ScopeState, len(entries))
-	for i, e := range entries {
-		states[i] = of(e)
+func (s *namespaceSet) members(of func(*use) ScopeState) []ScopeState {
+	uses := s.membersNow()
+	states := make([]ScopeState, len(uses))
+	for i, member := range uses {
+		states[i] = of(member)
 	}
 	return states
 }
 
 // membersNow returns the scopes whose objects are those of the set, sorted.
-func (s *namespaceSet) membersNow() (entries []*entry) {
+func (s *namespaceSet) membersNow() (uses []*use) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for _, name := range s.machine.Members(s.informersLocked()) {
-		entries = append(entries, s.held[name])
+		uses = append(uses, s.held[name])
 	}
-	return entries
+	return uses
 }
 
 // released returns the error of what is tried after the release.
@@ -51,7 +54,7 @@ func (s *namespaceSet) released(trying string) error {
 // awaitDecided waits until it is known which namespaces are in the set, or that this cannot be
 // known now, and returns the informers whose objects are those of the set. It returns none without
 // an error if there are none.
-func (s *namespaceSet) awaitDecided(ctx context.Context) ([]*entry, error) {
+func (s *namespaceSet) awaitDecided(ctx context.Context) ([]*use, error) {
 	for {
 		s.mu.Lock()
 		ended, decided, changed := s.ended, s.machine.Outcome().Decided, s.changed
@@ -59,9 +62,9 @@ func (s *namespaceSet) awaitDecided(ctx context.Context) ([]*entry, error) {
 		if ended {
 			return nil, s.released("reading")
 		}
-		now, entries := s.summary((*entry).snapshotOfState), s.membersNow()
-		if decided && (len(entries) > 0 || now.State == StateSynced && !s.isAllowed()) {
-			return entries, nil
+		now, uses := s.summary((*use).snapshotOfState), s.membersNow()
+		if decided && (len(uses) > 0 || now.State == StateSynced && !s.isAllowed()) {
+			return uses, nil
 		}
 		if decided && now.LastError != nil && now.State != StateFailing {
 			return nil, now.LastError
@@ -99,31 +102,28 @@ func (s *namespaceSet) reader(ctx context.Context, namespace string) (client.Rea
 	ctx, cancel := s.user.withReadTimeout(ctx)
 	defer cancel()
 	for {
-		entries, err := s.awaitDecided(ctx)
+		uses, err := s.awaitDecided(ctx)
 		if err != nil {
 			return nil, err
 		}
-		at := slices.IndexFunc(entries, func(e *entry) bool {
-			own := e.selection.scope.Namespace
+		at := slices.IndexFunc(uses, func(of *use) bool {
+			own := of.entry.selection.scope.Namespace
 			return own == members.All || own == namespace
 		})
 		if at < 0 {
 			return s.outside(namespace)
 		}
-		running, err := entries[at].await(ctx, s.user)
+		reader, err := uses[at].reader(ctx)
 		if s.hasLeft(err) {
 			continue
 		}
-		if err != nil {
-			return nil, err
-		}
-		return running, nil
+		return reader, err
 	}
 }
 
 // outside returns the reader of a namespace that is not in the set.
 func (s *namespaceSet) outside(namespace string) (client.Reader, error) {
-	now := s.summary((*entry).snapshotOfState)
+	now := s.summary((*use).snapshotOfState)
 	switch s.scope.Namespaces.kind {
 	case members.Listed:
 		return nil, errors.Errorf("the handle is of %s in %s, and not in %q", s.kind.gvk, s.scope.place(), namespace)
@@ -144,14 +144,14 @@ func (s *namespaceSet) readers(ctx context.Context) ([]client.Reader, error) {
 	ctx, cancel := s.user.withReadTimeout(ctx) // for all together
 	defer cancel()
 	for {
-		entries, err := s.awaitDecided(ctx)
+		uses, err := s.awaitDecided(ctx)
 		if err != nil {
 			return nil, err
 		}
-		readers, err := s.readersOf(ctx, entries)
+		readers, err := s.readersOf(ctx, uses)
 		switch {
 		case s.hasLeft(err):
-		case err == nil && len(readers) == 0 && len(entries) > 0: // all were only tried
+		case err == nil && len(readers) == 0 && len(uses) > 0: // all were only tried
 		default:
 			return readers, err
 		}
@@ -159,24 +159,24 @@ func (s *namespaceSet) readers(ctx context.Context) ([]client.Reader, error) {
 }
 
 // readersOf returns the readers of all informers, or a PartialError.
-func (s *namespaceSet) readersOf(ctx context.Context, entries []*entry) (readers []client.Reader, err error) {
-	problem := &PartialError{Of: len(entries)}
-	for _, e := range entries {
-		running, err := e.await(ctx, s.user)
+func (s *namespaceSet) readersOf(ctx context.Context, uses []*use) (readers []client.Reader, err error) {
+	problem := &PartialError{Of: len(uses)}
+	for _, of := range uses {
+		reader, err := of.reader(ctx)
 		switch {
 		case err == nil:
-			readers = append(readers, running)
-		case s.isAllowed() && e.isDenied():
+			readers = append(readers, reader)
+		case s.isAllowed() && of.entry.isDenied():
 			problem.Of-- // it was only tried
 		case isUnreadable(err):
-			member := e.snapshotOfState()
+			member := of.snapshotOfState()
 			member.LastError = err
 			problem.Members = append(problem.Members, member)
 		default:
 			return nil, err
 		}
 	}
-	now := s.summary((*entry).snapshotOfState)
+	now := s.summary((*use).snapshotOfState)
 	if lacks := (*PartialError)(nil); errors.As(now.LastError, &lacks) {
 		problem.NamespacesErr, problem.LeftOut = lacks.NamespacesErr, lacks.LeftOut
 	}
@@ -240,8 +240,8 @@ func (s *namespaceSet) RemoveEventHandler(handle toolscache.ResourceEventHandler
 func (s *namespaceSet) AddIndexers(indexers toolscache.Indexers) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	for _, e := range s.held {
-		if err := e.addIndexers(indexers); err != nil {
+	for _, of := range s.held {
+		if err := of.addIndexers(indexers); err != nil {
 			return err
 		}
 	}

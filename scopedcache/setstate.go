@@ -51,26 +51,26 @@ func Summarize(scope Scope, members []ScopeState) ScopeState {
 var errNotYet = errors.New("the namespaces have not been listed yet")
 
 // summary returns the state of the set.
-func (s *namespaceSet) summary(of func(*entry) ScopeState) ScopeState {
+func (s *namespaceSet) summary(of func(*use) ScopeState) ScopeState {
 	s.mu.Lock()
-	var entries []*entry
+	var uses []*use
 	for _, name := range s.machine.Members(s.informersLocked()) {
-		entries = append(entries, s.held[name])
+		uses = append(uses, s.held[name])
 	}
 	all, whole, since, outcome := s.held[members.All], s.machine.Feeds(members.All), s.knownSince, s.machine.Outcome()
-	lacks := &PartialError{NamespacesErr: s.unknown, LeftOut: outcome.LeftOut, Kept: outcome.Kept, Of: len(entries)}
+	lacks := &PartialError{NamespacesErr: s.unknown, LeftOut: outcome.LeftOut, Kept: outcome.Kept, Of: len(uses)}
 	s.mu.Unlock()
 	if tried := all; tried != nil && !whole && lacks.NamespacesErr == nil {
 		if now := tried.snapshotOfState(); now.State == StateFailing {
 			lacks.NamespacesErr = errors.WithMessage(now.LastError, "listing all namespaces")
 		}
 	}
-	if whole || len(entries) == 0 && all != nil {
+	if whole || len(uses) == 0 && all != nil {
 		return s.summaryOfAll(of(all), outcome.Decided || whole, lacks)
 	}
-	states := make([]ScopeState, len(entries))
-	for i, e := range entries {
-		states[i] = of(e)
+	states := make([]ScopeState, len(uses))
+	for i, member := range uses {
+		states[i] = of(member)
 	}
 	summary := Summarize(s.scope, states)
 	summary.GVK, summary.Representation = s.kind.gvk, s.kind.representation
@@ -176,7 +176,7 @@ func (o *setObserver) setLocked() {
 	if o.set.holder.dead.Load() {
 		return
 	}
-	set := o.set.summary((*entry).snapshotOfState)
+	set := o.set.summary((*use).snapshotOfState)
 	var partial *PartialError
 	begins := set.State == StateSyncing || errors.As(set.LastError, &partial) && partial.begins()
 	if before := o.reported; !begins &&

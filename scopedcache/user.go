@@ -2,6 +2,7 @@ package scopedcache
 
 import (
 	"context"
+	"sync"
 	"time"
 
 	"github.com/pkg/errors"
@@ -10,24 +11,45 @@ import (
 
 // user is who uses the scopes of a set: reads them, holds them, and has handlers at their
 // informers. A user has a life of its own, which starts once and stops once; what it waits for ends
-// with that life. A Cache has exactly one user, whose life is that of the set.
+// with that life, and so does all that it has.
 type user struct {
 	timeout time.Duration // bounds every read
 	started chan struct{} // closed when the life begins
 	over    chan struct{} // closed when the life has ended
+	shares  bool          // there may be other users of the same scopes
+	uses    sync.Map      // from *entry to *use; written under entries.mu
+	// changed is called when one of the user's scopes has begun, ended, or changed, and stateChanged
+	// for each change of the state of one. Both must not block, and are called under locks.
+	changed      func()
+	stateChanged func(before State, now ScopeState)
 
 	life context.Context // set before started is closed, then never changed
 }
 
-func newUser(timeout time.Duration) *user {
-	return &user{timeout: timeout, started: make(chan struct{}), over: make(chan struct{})}
+func newUser(timeout time.Duration, changed func(), stateChanged func(State, ScopeState)) *user {
+	if changed == nil {
+		changed = func() {}
+	}
+	if stateChanged == nil {
+		stateChanged = func(State, ScopeState) {}
+	}
+	return &user{
+		timeout:      timeout,
+		started:      make(chan struct{}),
+		over:         make(chan struct{}),
+		changed:      changed,
+		stateChanged: stateChanged,
+	}
 }
 
-// begin begins the life, which ends with ctx. Call begin once.
-func (u *user) begin(ctx context.Context) {
+// begin begins the life, which ends with ctx. Then end is called in a goroutine. Call begin once.
+func (u *user) begin(ctx context.Context, end func()) {
 	u.life = ctx
 	close(u.started)
-	context.AfterFunc(ctx, func() { close(u.over) })
+	context.AfterFunc(ctx, func() {
+		close(u.over)
+		end()
+	})
 }
 
 // hasBegun reports whether the life has begun.
@@ -84,17 +106,4 @@ func (u *user) withReadTimeout(ctx context.Context) (context.Context, context.Ca
 		cancel(nil)
 		cancelTimeout()
 	}
-}
-
-// awaitReading waits for the informer of a scope, for a read through a handle or an informer.
-func (u *user) awaitReading(ctx context.Context, e *entry) (*informer, error) {
-	if err := u.check(); err != nil {
-		return nil, err
-	}
-	if running := e.current.Load(); running != nil {
-		return running, nil
-	}
-	ctx, cancel := u.withReadTimeout(ctx)
-	defer cancel()
-	return e.await(ctx, u)
 }

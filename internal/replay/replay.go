@@ -31,6 +31,13 @@ type Turn chan struct{}
 // NewTurn returns a turn that feeds may share.
 func NewTurn() Turn { return make(Turn, 1) }
 
+// Await returns when no call of the handler is in progress. Another one may begin at once, unless
+// all feeds that share the turn have been paused.
+func (t Turn) Await() {
+	t <- struct{}{}
+	<-t
+}
+
 // ResumedHandler is a handler that received events from an earlier informer. A scopedcache.Handle
 // whose AddEventHandler gets a ResumedHandler feeds it with these Options: once the informer has
 // synced, the handler receives a delete event for each object of Options.Seen that does not exist
@@ -86,6 +93,9 @@ func New(handler toolscache.ResourceEventHandler, example client.Object, options
 	}
 	return f
 }
+
+// Turn returns what calls of the handler have.
+func (f *Feed) Turn() Turn { return f.turn }
 
 // Begin returns the handler for the next informer. From now on the Feed drops events of earlier
 // informers.

@@ -1,0 +1,116 @@
+package scopedcache
+
+import (
+	"context"
+	"maps"
+	"slices"
+
+	"github.com/pkg/errors"
+
+	"github.com/latchkey-dev/latchkey/internal/replay"
+)
+
+// NewUser returns a Cache of which other users have the same scopes: what one of them reads or
+// holds is there for all of them at once. All must be the same identity: nothing is checked.
+//
+// The user has what it would have with a cache of its own. Its States are the scopes that it uses,
+// with its own dependents. What it releases or removes goes on for others. When life ends, all that
+// the user ever got fails for ever with the cause of that: handles, informers, reads that wait. Its
+// event handlers get no more calls. ended is called after calls of them that were in progress have
+// returned. onStateChange and onScopesChange are those of [Options], for the user's scopes.
+//
+// The user cannot add indexes: see errSharedIndex. The cache must outlive its users.
+func (s *scopedCache) NewUser(life context.Context, onStateChange func(State, ScopeState), onScopesChange,
+	ended func()) Cache {
+	user := newUser(s.env.options.ReadTimeout, onScopesChange, onStateChange)
+	user.shares = true
+	view := &scopedCache{
+		env:     s.env,
+		entries: s.entries,
+		user:    user,
+		reader:  reader{env: s.env, entries: s.entries, user: user},
+	}
+	user.begin(life, func() {
+		view.end()
+		ended()
+	})
+	return view
+}
+
+// AllStates returns the states of the scopes of all users, each once, with all dependents.
+func (s *scopedCache) AllStates() (states []ScopeState) {
+	s.entries.mu.Lock()
+	entries := slices.Collect(maps.Keys(s.entries.entries))
+	s.entries.mu.Unlock()
+	for _, e := range entries {
+		uses := e.usesNow()
+		if !slices.ContainsFunc(uses, (*use).isReported) {
+			continue
+		}
+		state := e.snapshot()
+		for _, of := range uses {
+			state.Dependents = append(state.Dependents, of.dependents()...)
+		}
+		states = append(states, e.asLive(state))
+	}
+	return states
+}
+
+// errSharedIndex is why a user of a shared cache adds no index: another one may have added an index
+// of that name that extracts something else.
+var errSharedIndex = errors.New("the cache has other users, so that an index is added before it starts")
+
+// end ends all that the user has, and returns when no handler of the user's is called any more.
+func (s *scopedCache) end() {
+	handles, turns := s.handlesAndTurns()
+	for _, handle := range handles {
+		handle.Release()
+	}
+	var ended []*use
+	s.entries.mu.Lock()
+	for _, of := range s.user.allUses() {
+		ended = append(ended, s.entries.endUseLocked(of))
+	}
+	s.entries.mu.Unlock()
+	for _, of := range ended {
+		of.finish()
+	}
+	for _, turn := range turns {
+		turn.Await()
+	}
+}
+
+// handlesAndTurns returns the user's handles, and the turns of its handlers.
+func (s *scopedCache) handlesAndTurns() (handles []*Handle, turns []replay.Turn) {
+	var sets []*namespaceSet
+	uses := s.user.allUses()
+	s.entries.mu.Lock()
+	for _, of := range uses {
+		for _, handle := range of.entry.handles {
+			if _, isScope := handle.held.(heldScope); isScope && handle.cache == s {
+				handles = append(handles, handle)
+			}
+		}
+	}
+	for set := range s.entries.sets {
+		if set.user == s.user {
+			sets = append(sets, set)
+		}
+	}
+	s.entries.mu.Unlock()
+	for _, set := range sets {
+		handles = append(handles, set.holder)
+		set.mu.Lock()
+		for _, h := range set.handlers {
+			turns = append(turns, h.feeding.Turn)
+		}
+		set.mu.Unlock()
+	}
+	for _, of := range uses {
+		for _, r := range of.entry.registrationsOf(of) {
+			r.feed.Pause()
+			turns = append(turns, r.feed.Turn())
+		}
+	}
+	return handles, turns
+}
