@@ -112,6 +112,7 @@ func NewSet(options Options) *Set {
 		},
 		policy: targets.Policy{Probe: options.HealthProbe, FirstBackoff: options.ConnectBackoff.Duration},
 	}
+	s.connections.Tasks = &s.tasks
 	if options.Cache.SharesIdentities() {
 		s.connections.Rooms = &s.rooms
 	}
@@ -146,6 +147,15 @@ func (s *Set) metricsSnapshot() metrics.Snapshot {
 			return true
 		})
 	}
+	count := func(scopes []scopedcache.ScopeState) {
+		for _, scope := range scopes {
+			if scope.State != scopedcache.StateLive { // not an informer
+				p.Informers[string(scope.State)]++
+			}
+			p.Objects += scope.Objects
+		}
+	}
+	count(s.rooms.Scopes())
 	s.each(func(a *identityAccessor) {
 		if p.Divided != nil {
 			p.Divided.Add(a.uid(), true)
@@ -154,12 +164,7 @@ func (s *Set) metricsSnapshot() metrics.Snapshot {
 		p.Connections[metrics.Connection{Phase: string(published.phase), Reason: string(published.reason)}]++
 		p.Watches += a.watches.Len()
 		if published.conn != nil {
-			for _, scope := range published.conn.Scopes() {
-				if scope.State != scopedcache.StateLive { // not an informer
-					p.Informers[string(scope.State)]++
-				}
-				p.Objects += scope.Objects
-			}
+			count(published.conn.OwnScopes())
 		}
 		if s.options.PerExtension {
 			p.Extensions = append(p.Extensions, metrics.Extension{

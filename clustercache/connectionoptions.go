@@ -82,12 +82,16 @@ type CacheOptions struct {
 	// disable sharing only if event handlers or indexers that were added to informers of GetCache
 	// change the objects that they receive, which they must not.
 	DisableObjectSharing bool
-	// DisableIdentitySharing makes each connection prove its identity on its own. By default the
-	// connections of one ClusterCache that are certainly of one user share that: with
+	// DisableIdentitySharing gives each connection informers, access reviews and probes of its own. By
+	// default the connections of one ClusterCache that are certainly of one user share them: with
 	// ServiceAccountTokens and Impersonation those of the same ServiceAccount, unless PerExtension
-	// has options for one of them. A request or a review of one of them that succeeds then postpones
-	// the probes of all. If the API server rejects the identity of one, each of the others sends a
-	// probe of its own. DisableObjectSharing, and UnsafeDisableDeepCopy in ByObject, disable this too.
+	// has options for one of them. They have one informer for each scope that several of them use,
+	// whose requests name one of their extensions. Each still has its own states, handles and event
+	// handlers, which end with it. A request or a review of one of them that succeeds postpones the
+	// probes of all. If the API server rejects the identity of one, each of the others sends a probe
+	// of its own. Connections in a term ([Options].Ownership), and those that add an index of their
+	// own, share probes only. DisableObjectSharing, and UnsafeDisableDeepCopy in ByObject, disable
+	// this too.
 	DisableIdentitySharing bool
 }
 

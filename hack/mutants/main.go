@@ -19,7 +19,8 @@ import (
 var machines = []string{"accessor/internal/lifecycle", "scopedcache/internal/members", "scopedcache/internal/monitor"}
 
 // guarded are packages whose mutants break guards against rare interleavings.
-var guarded = []string{"accessor/internal/connection", "accessor/internal/fencedconn", "accessor/internal/targets",
+var guarded = []string{"accessor/internal/connection", "accessor/internal/fencedconn", "accessor/internal/rooms",
+	"accessor/internal/targets",
 	"clustercache", "credential", "internal/ownwrites", "internal/replay", "internal/versions", "scopedcache",
 	"scopedcache/internal/lightinformer"}
 

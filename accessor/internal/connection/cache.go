@@ -6,7 +6,6 @@ import (
 	"sync/atomic"
 
 	"k8s.io/apimachinery/pkg/runtime/schema"
-	"k8s.io/klog/v2"
 	"sigs.k8s.io/controller-runtime/pkg/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/client/apiutil"
@@ -19,38 +18,106 @@ import (
 // with the connection. The caller's context, Client.Timeout and the connection's life bound every
 // call.
 type boundCache struct {
-	conn       *Connection
-	scoped     func() (scopedcache.Cache, error)
-	instance   atomic.Pointer[scopedcache.Cache]                   // the cache that scoped created
-	writes     atomic.Pointer[ownwrites.Writes]                    // that the clients of that cache made
-	namespaces map[schema.GroupVersionKind]*scopedcache.Namespaces // that the options name; set by scoped
+	conn     *Connection
+	instance atomic.Pointer[cacheInstance] // nil before the first use
+
+	building  sync.Mutex
+	err       error                                               // guarded by building: why there is no instance
+	separated scopedcache.Cache                                   // guarded by building: the instance before separate
+	options   map[client.Object]cache.ByObject                    // guarded by building
+	named     map[schema.GroupVersionKind]*scopedcache.Namespaces // that the options name; set before instance
+}
+
+// cacheInstance is a cache that a connection uses.
+type cacheInstance struct {
+	scopedcache.Cache
+	writes *ownwrites.Writes // that the clients of the cache made
+	shared bool              // with other connections of the same user
 }
 
 var _ scopedcache.Cache = (*boundCache)(nil)
 
-func newBoundCache(c *Connection) *boundCache {
-	b := &boundCache{conn: c}
-	b.scoped = sync.OnceValues(func() (scopedcache.Cache, error) {
-		options, err := byObject(c.options.Cache.Informers.ByObject, c.resolution.ByObject, c.options.Scheme)
-		if err != nil {
-			return nil, err
-		}
-		if b.namespaces, err = namespacesOf(options, c.options.Scheme); err != nil {
-			return nil, err
-		}
-		instance, err := startCache(c, options)
-		if err != nil {
-			return nil, err
-		}
-		writes := instance.(interface{ OwnWrites() *ownwrites.Writes }).OwnWrites()
-		if c.options.Client.ReadYourWrites {
-			writes.Enable()
-		}
-		b.writes.Store(writes)
-		b.instance.Store(&instance)
+func newBoundCache(c *Connection) *boundCache { return &boundCache{conn: c} }
+
+// scoped returns the cache, and creates it on first use.
+func (b *boundCache) scoped() (scopedcache.Cache, error) {
+	instance, err := b.current()
+	if err != nil {
+		return nil, err
+	}
+	return instance.Cache, nil
+}
+
+func (b *boundCache) current() (*cacheInstance, error) {
+	if instance := b.instance.Load(); instance != nil {
 		return instance, nil
-	})
-	return b
+	}
+	b.building.Lock()
+	defer b.building.Unlock()
+	if instance := b.instance.Load(); instance != nil || b.err != nil {
+		return instance, b.err
+	}
+	b.err = b.createLocked()
+	return b.instance.Load(), b.err
+}
+
+// createLocked creates the cache: one that is shared if the connection is in a room.
+func (b *boundCache) createLocked() (err error) {
+	if b.options, err = byObject(b.conn.options.Cache.Informers.ByObject, b.conn.resolution.ByObject,
+		b.conn.options.Scheme); err != nil {
+		return err
+	}
+	if b.named, err = namespacesOf(b.options, b.conn.options.Scheme); err != nil {
+		return err
+	}
+	create, shared := b.conn.ownCache, b.conn.sharesCache()
+	if shared {
+		create = b.conn.sharedCache
+	}
+	created, err := create(b.options)
+	if err != nil {
+		return err
+	}
+	b.useLocked(created, shared)
+	return nil
+}
+
+// useLocked makes callers use a cache.
+func (b *boundCache) useLocked(created scopedcache.Cache, shared bool) {
+	writes := created.(interface{ OwnWrites() *ownwrites.Writes }).OwnWrites()
+	if b.conn.options.Client.ReadYourWrites {
+		writes.Enable()
+	}
+	b.instance.Store(&cacheInstance{Cache: created, writes: writes, shared: shared})
+}
+
+// separate gives the connection a cache that it shares with no other. What callers got from the
+// shared one stays valid.
+func (b *boundCache) separate() error {
+	instance, err := b.current()
+	if err != nil || !instance.shared {
+		return err
+	}
+	b.building.Lock()
+	defer b.building.Unlock()
+	if !b.instance.Load().shared {
+		return nil
+	}
+	created, err := b.conn.ownCache(b.options)
+	if err != nil {
+		return err
+	}
+	b.separated = instance.Cache
+	b.useLocked(created, false)
+	return nil
+}
+
+// ownWrites returns what the clients of the cache wrote, nil before its first use.
+func (b *boundCache) ownWrites() *ownwrites.Writes {
+	if instance := b.instance.Load(); instance != nil {
+		return instance.writes
+	}
+	return nil
 }
 
 // OwnWrites lets scopedcache.NewClient create a client of the cache.
@@ -58,43 +125,7 @@ func (b *boundCache) OwnWrites() *ownwrites.Writes {
 	if _, err := b.scoped(); err != nil || b.conn.Err() != nil {
 		return ownwrites.New(func(schema.GroupKind) []ownwrites.Informer { return nil }) // each read returns the error
 	}
-	return b.writes.Load()
-}
-
-// startCache creates and starts a cache. startCache does no I/O: a scope sends its first request
-// when it is first used.
-func startCache(c *Connection, options map[client.Object]cache.ByObject) (scopedcache.Cache, error) {
-	scopes, informers := c.options.Cache.Scopes, c.options.Cache.Informers
-	scopes.ReadTimeout = c.options.Client.Timeout
-	scopes.PerNamespace = true
-	scopes.HideServerMessages = c.resolution.UntrustedServer
-	scopes.Logger = c.options.Logger.WithValues("extension", klog.KRef(c.key.Namespace, c.key.Name))
-	if !c.resolution.UntrustedServer { // it is in the host operator's cluster
-		scopes.RBACWatcher, scopes.NamespaceWatcher = c.options.RBACWatcher, c.options.Namespaces
-	}
-	scopes.ObjectPool = c.objects
-	scopes.UnstreamedKinds, scopes.ListLimit = c.unstreamed, c.lists
-	scopes.TracerProvider = c.options.TracerProvider
-	scopes.Username, scopes.Groups = c.statedIdentity.Username, c.statedIdentity.Groups
-	scopes.OnStateChange = notifyAccessChanged(c.observers.AccessChanged)
-	scopes.OnLiveGet = c.options.LiveGet
-	scopes.OnScopesChange = c.observers.ScopesChanged
-	informers.ByObject = options
-	informers.HTTPClient = c.streams
-	informers.Scheme = c.options.Scheme
-	informers.Mapper = c.mapper
-	instance, err := scopedcache.NewWithOptions(scopes)(c.config, informers)
-	if err != nil {
-		return nil, err
-	}
-	if add := c.options.Cache.AddIndexes; add != nil {
-		if err := add(c.life, instance); err != nil {
-			return nil, err
-		}
-	}
-	c.tasks.Start(func() { _ = instance.Start(c.life) }) // ends with the connection; fails for no other reason
-	instance.WaitForCacheSync(c.life)                    // the cache has no scope yet, so this waits for Start only
-	return instance.(scopedcache.Cache), nil
+	return b.ownWrites()
 }
 
 // notifyAccessChanged returns the observer of the cache's scopes. The observer calls notify when
@@ -181,7 +212,7 @@ func (b *boundCache) Hold(ctx context.Context, object client.Object, scope scope
 	options scopedcache.HoldOptions) (handle *scopedcache.Handle, err error) {
 	err = b.do(ctx, func(ctx context.Context, c scopedcache.Cache) error {
 		gvk, err := apiutil.GVKForObject(object, b.conn.options.Scheme)
-		if set := b.namespaces[gvk]; err == nil && set != nil && isOfAll(scope) {
+		if set := b.named[gvk]; err == nil && set != nil && isOfAll(scope) {
 			scope.Namespaces = set
 		}
 		handle, err = c.Hold(ctx, object, scope, options)
@@ -192,8 +223,30 @@ func (b *boundCache) Hold(ctx context.Context, object client.Object, scope scope
 
 // States returns the states of all scopes; none before the first use of the cache.
 func (b *boundCache) States() []scopedcache.ScopeState {
-	if instance := b.instance.Load(); instance != nil && b.conn.Err() == nil {
-		return (*instance).States()
+	instance := b.instance.Load()
+	if instance == nil || b.conn.Err() != nil {
+		return nil
+	}
+	return append(instance.States(), b.statesBefore()...)
+}
+
+// statesBefore returns the states of what the connection got before separate.
+func (b *boundCache) statesBefore() []scopedcache.ScopeState {
+	if !b.conn.sharesCache() {
+		return nil
+	}
+	b.building.Lock()
+	defer b.building.Unlock()
+	if b.separated == nil {
+		return nil
+	}
+	return b.separated.States()
+}
+
+// ownStates returns the states of the scopes that the connection shares with no other.
+func (b *boundCache) ownStates() []scopedcache.ScopeState {
+	if instance := b.instance.Load(); instance != nil && !instance.shared && b.conn.Err() == nil {
+		return instance.States()
 	}
 	return nil
 }
@@ -202,8 +255,13 @@ func (b *boundCache) RemoveInformer(ctx context.Context, object client.Object) e
 	return b.do(ctx, func(ctx context.Context, c scopedcache.Cache) error { return c.RemoveInformer(ctx, object) })
 }
 
+// IndexField implements client.FieldIndexer. Connections that share a cache may index the same
+// field in different ways, so this one shares its cache no more.
 func (b *boundCache) IndexField(ctx context.Context, object client.Object, field string,
 	extract client.IndexerFunc) error {
+	if err := b.separate(); err != nil {
+		return err
+	}
 	return b.do(ctx, func(ctx context.Context, c scopedcache.Cache) error {
 		return c.IndexField(ctx, object, field, extract)
 	})

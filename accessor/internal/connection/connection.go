@@ -216,6 +216,14 @@ func (c *Connection) Scopes() []scopedcache.ScopeState {
 	return states
 }
 
+// OwnScopes returns the states of the cache's scopes that no other connection shares.
+func (c *Connection) OwnScopes() []scopedcache.ScopeState {
+	if h := c.builtClients.Load(); h != nil {
+		return h.Cache.(*boundCache).ownStates()
+	}
+	return nil
+}
+
 // SetIdentity sets the identity that the API server stated. Call it once, before others get the
 // connection.
 func (c *Connection) SetIdentity(stated connstate.Identity) {
@@ -232,7 +240,7 @@ func (c *Connection) Join() {
 	if c.options.Rooms == nil || !ok {
 		return
 	}
-	c.room = c.options.Rooms.Join(key, c.observers.Unauthorized)
+	c.room = c.options.Rooms.Join(key, roomMember{c})
 	c.evidence = c.room.Evidence()
 }
 
@@ -399,7 +407,7 @@ func newClients(c *Connection) (*Clients, error) {
 	}
 	h := &Clients{Cached: cached, Uncached: live, Cache: bound}
 	if ownWrites {
-		h.Cached, h.Uncached = ownwrites.NewClient(cached, bound.writes.Load), ownwrites.NewClient(live, bound.writes.Load)
+		h.Cached, h.Uncached = ownwrites.NewClient(cached, bound.ownWrites), ownwrites.NewClient(live, bound.ownWrites)
 	}
 	c.builtClients.Store(h)
 	return h, nil

@@ -12,6 +12,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/latchkey-dev/latchkey/accessor/internal/rooms"
+	"github.com/latchkey-dev/latchkey/accessor/internal/workpool"
 	"github.com/latchkey-dev/latchkey/scopedcache"
 )
 
@@ -27,6 +28,8 @@ type Options struct {
 	Namespaces *scopedcache.NamespaceWatcher
 	// Rooms are where connections share what proves one identity; nil for nowhere.
 	Rooms *rooms.Set
+	// Tasks are the goroutines that are of no connection alone.
+	Tasks *workpool.TaskGroup
 	// TracerProvider receives the spans of informers; nil for none.
 	TracerProvider trace.TracerProvider
 	// Fenced is called for each request that did not start, or was cut, because a term had ended. It

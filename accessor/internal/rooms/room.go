@@ -1,10 +1,15 @@
 package rooms
 
 import (
+	"context"
+	"maps"
+	"net/http"
 	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
+
+	"github.com/latchkey-dev/latchkey/scopedcache"
 )
 
 // Evidence is what proves an identity: when the API server last served a request, and when it last
@@ -43,55 +48,106 @@ func last(latest *atomic.Pointer[time.Time]) time.Time {
 	return time.Time{}
 }
 
+// Member is a connection in a room.
+type Member interface {
+	// RoundTrip sends a request as the connection does, in its term, and on behalf of its extension.
+	http.RoundTripper
+	// Err returns why the connection may send nothing any more, nil as long as it may. An error is for
+	// ever. Err must not block, and must not call the room.
+	Err() error
+	// Doubt is called when the API server rejects the identity of another member. It must not block.
+	Doubt()
+}
+
 // Room is what its members share.
 type Room struct {
-	evidence Evidence
 	key      Key
-	members  []*Membership // guarded by the mu of the set
+	evidence Evidence
+	life     context.Context // ends with the last member
+	end      context.CancelFunc
+	building sync.Mutex
+	cache    scopedcache.Cache // guarded by building; nil before a member needs it
+	cacheErr error             // guarded by building
+
+	members []*Membership // guarded by the mu of the set; in the order in which they joined
 }
 
 // Set holds the rooms that have members. The zero value is ready to use. The methods may be called
-// from any goroutine, and under any lock: none of them calls a member.
+// from any goroutine. Join and Leave wait for nothing, and call no member, so that they may be
+// called under any lock.
 type Set struct {
 	mu    sync.Mutex
 	rooms map[Key]*Room // guarded by mu
 }
 
-// Join adds a member to its room, which exists as long as it has members. doubted is called when
-// the API server rejects the identity of another member. It must not block.
-func (s *Set) Join(key Key, doubted func()) *Membership {
+// Join adds a member to its room, which exists as long as it has members.
+func (s *Set) Join(key Key, member Member) *Membership {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	room := s.rooms[key]
 	if room == nil {
 		room = &Room{key: key}
+		room.life, room.end = context.WithCancel(context.Background())
 		if s.rooms == nil {
 			s.rooms = map[Key]*Room{}
 		}
 		s.rooms[key] = room
 	}
-	m := &Membership{set: s, room: room, doubted: doubted}
+	m := &Membership{set: s, room: room, member: member}
 	room.members = append(room.members, m)
 	return m
+}
+
+// Scopes returns the states of the scopes of all rooms, each once, however many members share it.
+func (s *Set) Scopes() (states []scopedcache.ScopeState) {
+	s.mu.Lock()
+	rooms := slices.Collect(maps.Values(s.rooms))
+	s.mu.Unlock()
+	for _, room := range rooms {
+		room.building.Lock()
+		if all, ok := room.cache.(interface {
+			AllStates() []scopedcache.ScopeState
+		}); ok {
+			states = append(states, all.AllStates()...)
+		}
+		room.building.Unlock()
+	}
+	return states
 }
 
 // Membership is one connection's use of a room, from [Set.Join] to Leave. The methods may be called
 // from any goroutine.
 type Membership struct {
-	set     *Set
-	room    *Room
-	doubted func()
+	set    *Set
+	room   *Room
+	member Member
 }
 
 // Evidence returns what proves the identity of all members.
 func (m *Membership) Evidence() *Evidence { return &m.room.evidence }
+
+// Cache returns the cache that all members use. The first member that needs it creates it: life
+// ends with the last member, and requests go through transport. An error is that of all members.
+func (m *Membership) Cache(create func(life context.Context, transport http.RoundTripper) (scopedcache.Cache,
+	error)) (scopedcache.Cache, error) {
+	m.room.building.Lock()
+	defer m.room.building.Unlock()
+	if m.room.cache == nil && m.room.cacheErr == nil {
+		m.room.cache, m.room.cacheErr = create(m.room.life, carrier{m.set, m.room})
+	}
+	return m.room.cache, m.room.cacheErr
+}
 
 // Leave ends the membership. Later calls have no effect.
 func (m *Membership) Leave() {
 	m.set.mu.Lock()
 	defer m.set.mu.Unlock()
 	m.room.members = slices.DeleteFunc(m.room.members, func(other *Membership) bool { return other == m })
-	if len(m.room.members) == 0 && m.set.rooms[m.room.key] == m.room {
+	if len(m.room.members) > 0 {
+		return
+	}
+	m.room.end()
+	if m.set.rooms[m.room.key] == m.room {
 		delete(m.set.rooms, m.room.key)
 	}
 }
@@ -104,7 +160,7 @@ func (m *Membership) Doubt() {
 	m.set.mu.Unlock()
 	for _, other := range members {
 		if other != m {
-			other.doubted()
+			other.member.Doubt()
 		}
 	}
 }

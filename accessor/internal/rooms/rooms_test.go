@@ -103,7 +103,7 @@ func TestEvidenceOfTheRoom(t *testing.T) {
 	set, other := &Set{}, &Set{}
 	var doubted []string
 	join := func(s *Set, name, key string) *Membership {
-		return s.Join(Key{username: key}, func() { doubted = append(doubted, name) })
+		return s.Join(Key{username: key}, &testMember{doubt: func() { doubted = append(doubted, name) }})
 	}
 	red1, red2, blue, elsewhere := join(set, "red1", "red"), join(set, "red2", "red"), join(set, "blue", "blue"),
 		join(other, "elsewhere", "red")
@@ -140,7 +140,7 @@ func TestJoinWhileTheLastLeaves(t *testing.T) {
 	for range 4 {
 		running.Go(func() {
 			for range 1000 {
-				m := set.Join(Key{username: "red"}, func() {})
+				m := set.Join(Key{username: "red"}, &testMember{doubt: func() {}})
 				runtime.Gosched()
 				set.mu.Lock()
 				known := set.rooms[Key{username: "red"}] == m.room && slices.Contains(m.room.members, m)

@@ -39,6 +39,27 @@ func (g *TaskGroup) Start(f func()) bool {
 	return started
 }
 
+// Add counts something that ends with its connection and is no goroutine. The caller calls done
+// once, when it has ended. After Wait was called, or Wait of the parent, ok is false.
+func (g *TaskGroup) Add() (done func(), ok bool) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if g.closed {
+		return nil, false
+	}
+	doneForParent := func() {}
+	if g.Parent != nil {
+		if doneForParent, ok = g.Parent.Add(); !ok {
+			return nil, false
+		}
+	}
+	g.group.Add(1)
+	return func() {
+		g.group.Done()
+		doneForParent()
+	}, true
+}
+
 // Wait returns when all goroutines have ended, or after patience, and reports whether all have
 // ended. No goroutine starts after Wait was called.
 func (g *TaskGroup) Wait(patience time.Duration) bool {

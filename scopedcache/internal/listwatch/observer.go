@@ -14,6 +14,9 @@ import (
 	utilnet "k8s.io/apimachinery/pkg/util/net"
 	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/utils/ptr"
+
+	"github.com/latchkey-dev/latchkey/internal/latch"
+	"github.com/latchkey-dev/latchkey/internal/term"
 )
 
 // Observer learns how watches go that the API server has answered. client-go reports only some of
@@ -37,7 +40,10 @@ type observedDecoder struct {
 	began    time.Time
 	asked    time.Duration // how long the watch is to last; 0 if that was not said
 	listed   bool          // the event before ended the list
+	since    time.Time     // when the watch began, or the list that it begins with ended
+	events   bool          // there was an event since then
 	ended    atomic.Bool
+	closed   latch.Latch
 }
 
 // observe returns a decoder that reports to observer how a watch with those options goes.
@@ -51,6 +57,7 @@ func observe(ctx context.Context, decoder watch.Decoder, observer Observer, opti
 		observer: observer,
 		ctx:      ctx,
 		began:    time.Now(),
+		since:    time.Now(),
 		asked:    time.Duration(ptr.Deref(options.TimeoutSeconds, 0)) * time.Second,
 	}
 }
@@ -63,6 +70,14 @@ func (d *observedDecoder) Decode() (watch.EventType, runtime.Object, error) {
 	}
 	event, object, err := d.Decoder.Decode()
 	switch {
+	case err == nil:
+		d.events = true
+	case errors.Is(err, term.ErrHandedOver):
+		d.end(true, nil)
+		d.awaitLeastWatch()
+		return event, object, io.EOF
+	}
+	switch {
 	case err != nil && d.ctx.Err() != nil:
 		d.end(true, nil)
 	case err != nil:
@@ -70,13 +85,33 @@ func (d *observedDecoder) Decode() (watch.EventType, runtime.Object, error) {
 	case event == watch.Error:
 		d.end(false, errorOf(object))
 	case event == watch.Bookmark:
-		d.listed = endsList(object)
+		if d.listed = endsList(object); d.listed {
+			d.since, d.events = time.Now(), false
+		}
 	}
 	return event, object, err
 }
 
+// leastWatch is how long a watch without events lasts at least, after the list that it may begin
+// with. client-go lists again after one that is shorter than a second.
+const leastWatch = 1100 * time.Millisecond
+
+// awaitLeastWatch delays the end of a watch that another sender is to go on with, so that it goes
+// on without a list. Nothing is lost: it goes on where it ended.
+func (d *observedDecoder) awaitLeastWatch() {
+	if d.events {
+		return
+	}
+	select {
+	case <-time.After(leastWatch - time.Since(d.since)):
+	case <-d.ctx.Done():
+	case <-d.closed.Done():
+	}
+}
+
 // Close implements watch.Decoder.
 func (d *observedDecoder) Close() {
+	d.closed.Open()
 	d.end(true, nil) // before Decode fails because of it
 	d.Decoder.Close()
 }

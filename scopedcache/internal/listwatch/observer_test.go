@@ -11,12 +11,15 @@ import (
 	"time"
 
 	. "github.com/onsi/gomega"
+	"github.com/pkg/errors"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/klog/v2"
+
+	"github.com/latchkey-dev/latchkey/internal/term"
 )
 
 // reports are the calls of an Observer, as text.
@@ -41,8 +44,6 @@ func (r *reports) WatchEnded(lasted time.Duration, early, stopped bool, err erro
 // stream, an end that client-go takes for no error, or a receiver that stops.
 func TestObserver(t *testing.T) {
 	expired := apierrors.NewResourceExpired("too old").Status()
-	listEnd := configMap("a", 10)
-	listEnd.Annotations = map[string]string{metav1.InitialEventsAnnotationKey: "true"}
 	for _, mediaType := range []string{runtime.ContentTypeJSON, runtime.ContentTypeProtobuf} {
 		added := encode(t, mediaType, watch.Added, configMap("a", 10))
 		bookmark := encode(t, mediaType, watch.Bookmark, configMap("a", 10))
@@ -63,13 +64,22 @@ func TestObserver(t *testing.T) {
 				end:  io.ErrUnexpectedEOF,
 				want: []string{"ended after 2s, early true, stopped false, <nil>"},
 			},
+			"handed over": {
+				end:  term.ErrHandedOver,
+				want: []string{"ended after 1s, early false, stopped true, <nil>"},
+			},
+			"handed over within an event": {
+				sent: [][]byte{added[:len(added)-2]},
+				end:  errors.WithStack(term.ErrHandedOver),
+				want: []string{"ended after 2s, early false, stopped true, <nil>"},
+			},
 			"fails": {
 				end: io.ErrNoProgress,
 				want: []string{"ended after 1s, early true, stopped false, reading a watch: multiple Read calls return no data " +
 					"or error"},
 			},
 			"list ends": {
-				sent: [][]byte{added, bookmark, encode(t, mediaType, watch.Bookmark, listEnd)},
+				sent: [][]byte{added, bookmark, encode(t, mediaType, watch.Bookmark, listEnd())},
 				end:  io.EOF,
 				want: []string{"listed", "ended after 4s, early false, stopped false, <nil>"},
 			},
@@ -132,6 +142,64 @@ func TestObserver(t *testing.T) {
 				})
 			})
 		}
+	}
+}
+
+// listEnd returns the object of a bookmark that ends a list.
+func listEnd() *corev1.ConfigMap {
+	end := configMap("a", 10)
+	end.Annotations = map[string]string{metav1.InitialEventsAnnotationKey: "true"}
+	return end
+}
+
+// A watch that another sender goes on with ends without an error, and not before client-go takes it
+// for one that is worth going on with. One that its receiver stops meanwhile ends at once.
+func TestHandOver(t *testing.T) {
+	for name, test := range map[string]struct {
+		events, lists, stop bool
+		after, want         time.Duration
+	}{
+		"right after a list": {lists: true, after: time.Minute, want: time.Minute + leastWatch},
+		"at once":            {want: leastWatch},
+		"after a while":      {after: time.Minute, want: time.Minute},
+		"after an event":     {events: true},
+		"at once, stopped":   {stop: true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				g := NewWithT(t)
+				reader, writer := io.Pipe()
+				d, err := newDecoder(reader, runtime.ContentTypeJSON, typed)
+				g.Expect(err).NotTo(HaveOccurred())
+				began := time.Now()
+				stream := watch.NewStreamWatcherWithLogger(klog.Background(), observe(t.Context(), d, &reports{},
+					&metav1.ListOptions{}), apierrors.NewClientErrorReporter(http.StatusInternalServerError, http.MethodGet, ""))
+				if test.events {
+					_, err := writer.Write(encode(t, runtime.ContentTypeJSON, watch.Added, configMap("a", 10)))
+					g.Expect(err).NotTo(HaveOccurred())
+					g.Expect((<-stream.ResultChan()).Type).To(Equal(watch.Added))
+				}
+				time.Sleep(test.after)
+				if test.lists {
+					for _, event := range []struct {
+						kind   watch.EventType
+						object *corev1.ConfigMap
+					}{{watch.Added, configMap("a", 10)}, {watch.Bookmark, listEnd()}} {
+						_, err := writer.Write(encode(t, runtime.ContentTypeJSON, event.kind, event.object))
+						g.Expect(err).NotTo(HaveOccurred())
+						g.Expect((<-stream.ResultChan()).Type).To(Equal(event.kind))
+					}
+				}
+				_ = writer.CloseWithError(term.ErrHandedOver)
+				if test.stop {
+					synctest.Wait()
+					stream.Stop()
+				}
+				_, open := <-stream.ResultChan()
+				g.Expect(open).To(BeFalse(), "no error")
+				g.Expect(time.Since(began)).To(Equal(test.want))
+			})
+		})
 	}
 }
 

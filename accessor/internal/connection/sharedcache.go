@@ -1,0 +1,131 @@
+package connection
+
+import (
+	"cmp"
+	"context"
+	"net/http"
+
+	"github.com/go-logr/logr"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/util/flowcontrol"
+	"k8s.io/klog/v2"
+	"sigs.k8s.io/controller-runtime/pkg/cache"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/latchkey-dev/latchkey/accessor/internal/rooms"
+	"github.com/latchkey-dev/latchkey/accessor/internal/targets"
+	"github.com/latchkey-dev/latchkey/accessor/internal/workpool"
+	"github.com/latchkey-dev/latchkey/scopedcache"
+)
+
+// requests are what a cache sends its requests with, and how long it runs.
+type cacheUser struct {
+	life    context.Context
+	tasks   *workpool.TaskGroup
+	config  *rest.Config
+	streams *http.Client
+	mapper  *targets.Mapper
+	logger  logr.Logger
+}
+
+// ownCache creates and starts a cache that the connection alone uses.
+func (c *Connection) ownCache(options map[client.Object]cache.ByObject) (scopedcache.Cache, error) {
+	return c.startCache(options, cacheUser{
+		life:    c.life,
+		tasks:   c.tasks,
+		config:  c.config,
+		streams: c.streams,
+		mapper:  c.mapper,
+		logger:  c.options.Logger.WithValues("extension", klog.KRef(c.key.Namespace, c.key.Name)),
+	}, func(scopes *scopedcache.Options) {
+		scopes.OnStateChange = notifyAccessChanged(c.observers.AccessChanged)
+		scopes.OnScopesChange = c.observers.ScopesChanged
+	})
+}
+
+// sharesCache reports whether the connection uses a cache with others that are certainly of the
+// same user. In a term it does not: who takes over has to see all that its predecessor wrote, and a
+// cache that is there may not have that yet.
+func (c *Connection) sharesCache() bool { return c.room != nil && c.term == nil }
+
+// sharedCache returns the connection's use of the cache of its room.
+func (c *Connection) sharedCache(options map[client.Object]cache.ByObject) (scopedcache.Cache, error) {
+	shared, err := c.room.Cache(func(life context.Context, carrier http.RoundTripper) (scopedcache.Cache, error) {
+		config := c.target.Config()
+		config.Timeout, config.QPS, config.Burst = c.options.Client.Timeout, c.options.Client.QPS, c.options.Client.Burst
+		config.RateLimiter = flowcontrol.NewTokenBucketRateLimiter(config.QPS, config.Burst)
+		streams := &http.Client{Transport: carrier, CheckRedirect: neverRedirect}
+		bounded := &http.Client{Transport: carrier, CheckRedirect: neverRedirect, Timeout: c.options.Client.Timeout}
+		return c.startCache(options, cacheUser{
+			life:    life,
+			tasks:   c.options.Tasks,
+			config:  config,
+			streams: streams,
+			mapper:  c.target.Mapper(config, bounded, c.options.Client.MaxDiscoveryBytes),
+			logger:  c.options.Logger.WithValues("username", c.statedIdentity.Username),
+		}, func(*scopedcache.Options) {})
+	})
+	if err != nil {
+		return nil, err
+	}
+	left, ok := c.tasks.Add()
+	if !ok { // it is too late to begin anything
+		left = func() {}
+	}
+	return shared.(interface {
+		NewUser(life context.Context, onStateChange func(scopedcache.State, scopedcache.ScopeState), onScopesChange,
+			ended func()) scopedcache.Cache
+	}).NewUser(c.life, notifyAccessChanged(c.observers.AccessChanged), c.observers.ScopesChanged, left), nil
+}
+
+// startCache creates and starts a cache. startCache does no I/O: a scope sends its first request
+// when it is first used.
+func (c *Connection) startCache(options map[client.Object]cache.ByObject, of cacheUser,
+	observe func(*scopedcache.Options)) (scopedcache.Cache, error) {
+	scopes, informers := c.options.Cache.Scopes, c.options.Cache.Informers
+	scopes.ReadTimeout = c.options.Client.Timeout
+	scopes.PerNamespace = true
+	scopes.HideServerMessages = c.resolution.UntrustedServer
+	scopes.Logger = of.logger
+	if !c.resolution.UntrustedServer { // it is in the host operator's cluster
+		scopes.RBACWatcher, scopes.NamespaceWatcher = c.options.RBACWatcher, c.options.Namespaces
+	}
+	scopes.ObjectPool = c.objects
+	scopes.UnstreamedKinds, scopes.ListLimit = c.unstreamed, c.lists
+	scopes.TracerProvider = c.options.TracerProvider
+	scopes.Username, scopes.Groups = c.statedIdentity.Username, c.statedIdentity.Groups
+	scopes.OnLiveGet = c.options.LiveGet
+	observe(&scopes)
+	informers.ByObject = options
+	informers.HTTPClient = of.streams
+	informers.Scheme = c.options.Scheme
+	informers.Mapper = of.mapper
+	instance, err := scopedcache.NewWithOptions(scopes)(of.config, informers)
+	if err != nil {
+		return nil, err
+	}
+	if add := c.options.Cache.AddIndexes; add != nil {
+		if err := add(of.life, instance); err != nil {
+			return nil, err
+		}
+	}
+	of.tasks.Start(func() { _ = instance.Start(of.life) }) // ends with its life; fails for no other reason
+	instance.WaitForCacheSync(of.life)                     // the cache has no scope yet, so this waits for Start only
+	return instance.(scopedcache.Cache), nil
+}
+
+// roomMember is a connection in its room.
+type roomMember struct{ *Connection }
+
+var _ rooms.Member = roomMember{}
+
+// RoundTrip implements rooms.Member.
+func (m roomMember) RoundTrip(req *http.Request) (*http.Response, error) {
+	return m.streams.Transport.RoundTrip(req)
+}
+
+// Err implements rooms.Member. A connection whose extension is given up sends nothing any more.
+func (m roomMember) Err() error { return cmp.Or(m.Connection.Err(), m.requests.Refused()) }
+
+// Doubt implements rooms.Member: it is what a 401 to a request of the connection is.
+func (m roomMember) Doubt() { m.observers.Unauthorized() }

@@ -1,0 +1,104 @@
+package rooms
+
+import (
+	"errors"
+	"io"
+	"net/http"
+
+	"github.com/latchkey-dev/latchkey/internal/connstate"
+	"github.com/latchkey-dev/latchkey/internal/term"
+)
+
+// errNoMember is why a request of a room is not sent.
+var errNoMember = errors.New("no connection of the identity may send requests any more")
+
+// carrier is the RoundTripper for what the members of a room send together: the lists, watches and
+// reviews of their informers. It sends each request as one of the members, through that member's
+// own RoundTripper, in that member's term. So the API server sees nothing that it would not see
+// without the room, but for the extension that is named.
+//
+// When the member ends, so do its requests. The next member sends those that have no answer yet.
+// Watches end with term.ErrHandedOver, and go on through the next member.
+type carrier struct {
+	set  *Set
+	room *Room
+}
+
+// RoundTrip implements http.RoundTripper.
+func (c carrier) RoundTrip(req *http.Request) (*http.Response, error) {
+	sent, failed := req, (*Membership)(nil)
+	for {
+		m := c.pick()
+		if m == nil || m == failed {
+			closeBody(sent)
+			return nil, errNoMember
+		}
+		resp, err := m.member.RoundTrip(sent)
+		if err == nil {
+			resp.Request = req
+			resp.Body = &carriedBody{ReadCloser: resp.Body, member: m.member}
+			return resp, nil
+		}
+		if m.member.Err() == nil || req.Context().Err() != nil {
+			return nil, err
+		}
+		failed = m
+		var ok bool
+		if sent, ok = again(req); !ok { // the body has been read, or closed
+			return nil, err
+		}
+	}
+}
+
+// pick returns the member that sends the room's requests now, nil if there is none: the one that
+// has been there for longest. So it stays the same one as long as it may.
+func (c carrier) pick() *Membership {
+	c.set.mu.Lock()
+	defer c.set.mu.Unlock()
+	for _, m := range c.room.members {
+		if m.member.Err() == nil {
+			return m
+		}
+	}
+	return nil
+}
+
+// again returns a request that is sent once more, unless it may have changed something.
+func again(req *http.Request) (repeated *http.Request, ok bool) {
+	switch {
+	case term.MayHaveChanged(req) && !connstate.IsReview(req.URL.Path):
+		return nil, false
+	case req.Body == nil || req.Body == http.NoBody:
+		return req, true
+	case req.GetBody == nil:
+		return nil, false
+	}
+	body, err := req.GetBody()
+	if err != nil {
+		return nil, false
+	}
+	repeated = new(*req)
+	repeated.Body = body
+	return repeated, true
+}
+
+func closeBody(req *http.Request) {
+	if req.Body != nil {
+		_ = req.Body.Close()
+	}
+}
+
+// carriedBody is the body of an answer that a member received.
+type carriedBody struct {
+	io.ReadCloser
+	member Member
+}
+
+// Read has a small frame: thousands of watches wait here.
+func (b *carriedBody) Read(p []byte) (int, error) {
+	n, err := b.ReadCloser.Read(p)
+	if err != nil && err != io.EOF && b.member.Err() != nil {
+		err = term.ErrHandedOver
+	}
+	return n, err
+}
