@@ -169,6 +169,7 @@ func (s settings) runs() ([]run, error) {
 	}
 	runs = append(runs,
 		run{stage: "restart", n: few, peers: all},
+		run{stage: "siblings", n: 2 * n, peers: all},
 		run{stage: "owned", n: n, peers: ours, owned: true},
 		run{stage: "rbac", n: n, peers: ours, owned: true},
 		// Most of an idle fleet's memory would be garbage that the collector has no reason to look for.

@@ -47,6 +47,8 @@ type fixtures struct {
 	tenants int         // that exist with a Cluster and a kubeconfig
 	alone   int         // all that exist: the others have an extension only
 	peers   []peer.Peer // in which a tenant is registered
+	sharers []peer.Peer // in which one that shares its ServiceAccount is
+	sharing int         // tenants that share ServiceAccounts
 	owned   int         // tenants that have a namespace and permissions of their own
 	shared  bool        // the namespaces with the objects that all tenants read exist
 }
@@ -63,11 +65,13 @@ func newFixtures(config *rest.Config) (*fixtures, error) {
 	}
 	f := &fixtures{admin: admin, config: config}
 	for _, name := range []string{peer.Latchkey, peer.ClusterAPI} {
-		p, err := peer.New(name, config)
-		if err != nil {
-			return nil, err
+		for fleet, registered := range map[peer.Fleet]*[]peer.Peer{peer.Alone: &f.peers, peer.Siblings: &f.sharers} {
+			p, err := peer.New(name, config, fleet)
+			if err != nil {
+				return nil, err
+			}
+			*registered = append(*registered, p)
 		}
-		f.peers = append(f.peers, p)
 	}
 	return f, nil
 }
@@ -79,6 +83,9 @@ func (f *fixtures) prepare(ctx context.Context, r run) error {
 		if err := f.createShared(ctx); err != nil {
 			return err
 		}
+	}
+	if r.stage == "siblings" {
+		return f.prepareSiblings(ctx, r.n)
 	}
 	all := len(r.peers) > 1 // latchkey alone needs neither Clusters nor Secrets
 	if all && f.alone > f.tenants {
@@ -104,6 +111,26 @@ func (f *fixtures) prepare(ctx context.Context, r run) error {
 		f.owned = r.n
 	}
 	return nil
+}
+
+// prepareSiblings creates tenants that share ServiceAccounts, which exist or are created first.
+func (f *fixtures) prepareSiblings(ctx context.Context, n int) error {
+	accounts := peer.Siblings.Accounts(n)
+	if err := f.prepare(ctx, run{n: accounts, peers: []string{peer.Latchkey, peer.ClusterAPI}}); err != nil {
+		return err
+	}
+	if n <= f.sharing {
+		return nil
+	}
+	fmt.Printf("Creating %d tenants that share %d ServiceAccounts\n", n-f.sharing, accounts)
+	defer func() { f.sharing = n }()
+	return each(ctx, f.sharing, n, func(ctx context.Context, tenant int) error {
+		account := &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{
+			Namespace: peer.Namespace,
+			Name:      peer.Siblings.Account(tenant),
+		}}
+		return f.register(ctx, account, peer.Siblings.Name(tenant), tenant, f.sharers)
+	})
 }
 
 // each calls f for the numbers from a to b-1, 16 at a time.
@@ -176,6 +203,13 @@ func (f *fixtures) createTenant(ctx context.Context, tenant int, all bool) error
 	if !all {
 		return peer.Register(ctx, f.admin, f.peers[0], tenant)
 	}
+	return f.register(ctx, account, account.Name, tenant, f.peers)
+}
+
+// register creates what all peers need for a tenant: a Secret with a kubeconfig of its
+// ServiceAccount, and an object each.
+func (f *fixtures) register(ctx context.Context, account *corev1.ServiceAccount, name string, tenant int,
+	peers []peer.Peer) error {
 	token := &authenticationv1.TokenRequest{Spec: authenticationv1.TokenRequestSpec{
 		ExpirationSeconds: ptr.To(int64(24 * 3600))}}
 	if err := f.admin.SubResource("token").Create(ctx, account, token); err != nil {
@@ -188,13 +222,13 @@ func (f *fixtures) createTenant(ctx context.Context, tenant int, all bool) error
 	if err := f.admin.Create(ctx, &corev1.Secret{
 		ObjectMeta: metav1.ObjectMeta{
 			Namespace: peer.Namespace,
-			Name:      account.Name + "-kubeconfig",
-			Labels:    map[string]string{v1beta2.ClusterNameLabel: account.Name},
+			Name:      name + "-kubeconfig",
+			Labels:    map[string]string{v1beta2.ClusterNameLabel: name},
 		},
 		Data: map[string][]byte{"value": kubeconfig}}); err != nil {
 		return errors.WithStack(err)
 	}
-	for _, p := range f.peers {
+	for _, p := range peers {
 		if err := peer.Register(ctx, f.admin, p, tenant); err != nil {
 			return err
 		}

@@ -23,6 +23,7 @@ import (
 // fields, because latchkey's does so here too.
 type clusterAPIPeer struct {
 	config *rest.Config
+	fleet  Fleet
 	cache  clustercache.ClusterCache
 	keys   []client.ObjectKey
 }
@@ -50,14 +51,14 @@ func (p *clusterAPIPeer) Connect(ctx context.Context, n int) error {
 	}
 	p.cache, err = clustercache.SetupWithManager(ctx, mgr, clustercache.Options{
 		SecretClient:  mgr.GetClient(),
-		ClusterFilter: func(c *v1beta2.Cluster) bool { return c.Name < Name(n) },
+		ClusterFilter: func(c *v1beta2.Cluster) bool { return p.fleet.has(c.Name, n) },
 		Client:        clustercache.ClientOptions{UserAgent: "bench-clusterapi", QPS: 1000, Burst: 1000},
 	}, controller.Options{MaxConcurrentReconciles: 100})
 	if err != nil {
 		return err
 	}
 	for tenant := range n {
-		p.keys = append(p.keys, client.ObjectKey{Namespace: Namespace, Name: Name(tenant)})
+		p.keys = append(p.keys, client.ObjectKey{Namespace: Namespace, Name: p.fleet.Name(tenant)})
 	}
 	go func() { _ = mgr.Start(ctx) }() // until the process ends
 	return waitFor(ctx, p.keys, func(key client.ObjectKey) bool {
@@ -73,13 +74,13 @@ func (p *clusterAPIPeer) GetClient(ctx context.Context, tenant int) (client.Clie
 func (p *clusterAPIPeer) Cache(context.Context, int) (cache.Cache, error) { return nil, ErrCannot }
 
 // Host implements Peer.
-func (*clusterAPIPeer) Host(tenant int) (client.Object, error) {
+func (p *clusterAPIPeer) Host(tenant int) (client.Object, error) {
 	return &v1beta2.Cluster{
-		ObjectMeta: metav1.ObjectMeta{Namespace: Namespace, Name: Name(tenant)},
+		ObjectMeta: metav1.ObjectMeta{Namespace: Namespace, Name: p.fleet.Name(tenant)},
 		Spec: v1beta2.ClusterSpec{InfrastructureRef: v1beta2.ContractVersionedObjectReference{
 			APIGroup: "bench.example.com",
 			Kind:     "Bench",
-			Name:     Name(tenant),
+			Name:     p.fleet.Name(tenant),
 		}},
 	}, nil
 }

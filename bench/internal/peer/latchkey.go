@@ -19,6 +19,7 @@ import (
 // LatchkeyPeer is a ClusterCache whose extensions name ServiceAccounts.
 type LatchkeyPeer struct {
 	config *rest.Config
+	fleet  Fleet
 	cache  clustercache.ClusterCache
 	keys   []client.ObjectKey
 	// WatchRBAC is set before Connect.
@@ -42,14 +43,14 @@ func (p *LatchkeyPeer) Connect(ctx context.Context, n int) error {
 	p.cache, err = clustercache.SetupWithManager(ctx, mgr, clustercache.Options{
 		Client:        clustercache.ClientOptions{UserAgent: "bench-latchkey", QPS: 1000, Burst: 1000},
 		AllowIdentity: clustercache.GuardedByAdmission,
-		Filter:        func(o client.Object) bool { return o.GetName() < Name(n) },
+		Filter:        func(o client.Object) bool { return p.fleet.has(o.GetName(), n) },
 		Cache:         clustercache.CacheOptions{WatchRBAC: p.WatchRBAC},
 	}, controller.Options{})
 	if err != nil {
 		return err
 	}
 	for tenant := range n {
-		p.keys = append(p.keys, client.ObjectKey{Name: Name(tenant)})
+		p.keys = append(p.keys, client.ObjectKey{Name: p.fleet.Name(tenant)})
 	}
 	go func() { _ = mgr.Start(ctx) }() // until the process ends
 	return waitFor(ctx, p.keys, func(key client.ObjectKey) bool {
@@ -99,10 +100,10 @@ func (p *LatchkeyPeer) ClusterCache() clustercache.ClusterCache { return p.cache
 func (p *LatchkeyPeer) Key(tenant int) client.ObjectKey { return p.keys[tenant] }
 
 // Host implements Peer.
-func (*LatchkeyPeer) Host(tenant int) (client.Object, error) {
+func (p *LatchkeyPeer) Host(tenant int) (client.Object, error) {
 	extension := &unstructured.Unstructured{Object: map[string]any{"spec": map[string]any{
-		"namespace": Namespace, "serviceAccount": map[string]any{"name": Name(tenant)}}}}
+		"namespace": Namespace, "serviceAccount": map[string]any{"name": p.fleet.Account(tenant)}}}}
 	extension.SetGroupVersionKind(clustercache.ClusterExtensionGVK)
-	extension.SetName(Name(tenant))
+	extension.SetName(p.fleet.Name(tenant))
 	return extension, nil
 }

@@ -26,8 +26,42 @@ const (
 // Namespace has the ServiceAccounts of the tenants, their Cluster objects and their Secrets.
 const Namespace = "bench"
 
-// Name returns the name of a tenant: of its ServiceAccount, extension, Cluster and namespace.
-func Name(tenant int) string { return fmt.Sprintf("tenant-%06d", tenant) }
+// Fleet is a kind of tenants.
+type Fleet struct {
+	prefix   string
+	accounts int // how many ServiceAccounts they have together; 0 if each has its own
+}
+
+// Fleets of tenants. The names of Siblings come after all others.
+var (
+	Alone    = Fleet{prefix: "tenant"}
+	Siblings = Fleet{prefix: "user", accounts: 50}
+)
+
+// Name returns the name of a tenant: of its extension, Cluster and namespace.
+func (f Fleet) Name(tenant int) string { return fmt.Sprintf("%s-%06d", f.prefix, tenant) }
+
+// Account returns the ServiceAccount of a tenant.
+func (f Fleet) Account(tenant int) string {
+	if f.accounts == 0 {
+		return Name(tenant)
+	}
+	return Name(tenant % f.accounts)
+}
+
+// Accounts returns how many ServiceAccounts so many tenants have.
+func (f Fleet) Accounts(tenants int) int {
+	if f.accounts == 0 {
+		return tenants
+	}
+	return min(f.accounts, tenants)
+}
+
+// has reports whether an object is of one of the first n tenants.
+func (f Fleet) has(name string, n int) bool { return name >= f.Name(0) && name < f.Name(n) }
+
+// Name returns the name of a tenant that is Alone, and of its ServiceAccount.
+func Name(tenant int) string { return Alone.Name(tenant) }
 
 // ErrCannot is returned for what a peer has no call for.
 var ErrCannot = errors.New("the peer has no call for this")
@@ -45,15 +79,15 @@ type Peer interface {
 	Host(tenant int) (client.Object, error)
 }
 
-// New returns a peer. config is for the host operator's own identity.
-func New(name string, config *rest.Config) (Peer, error) {
+// New returns a peer for a fleet. config is for the host operator's own identity.
+func New(name string, config *rest.Config, fleet Fleet) (Peer, error) {
 	switch name {
 	case Latchkey:
-		return &LatchkeyPeer{config: config}, nil
+		return &LatchkeyPeer{config: config, fleet: fleet}, nil
 	case ClusterAPI:
-		return &clusterAPIPeer{config: config}, nil
+		return &clusterAPIPeer{config: config, fleet: fleet}, nil
 	case Plain:
-		return &PlainPeer{config: config}, nil
+		return &PlainPeer{config: config, fleet: fleet}, nil
 	}
 	return nil, errors.Errorf("no such peer: %q", name)
 }

@@ -18,6 +18,7 @@ import (
 // permission.
 type PlainPeer struct {
 	config  *rest.Config
+	fleet   Fleet
 	caches  []cache.Cache
 	clients []client.Client
 	// OwnNamespaces restricts each cache to the tenant's own namespace. Set it before Connect.
@@ -61,14 +62,14 @@ func (p *PlainPeer) Connect(ctx context.Context, n int) error {
 		return errors.WithStack(err)
 	}
 	for tenant := range n {
-		token, err := tokenOf(ctx, admin, tenant)
+		token, err := tokenOf(ctx, admin, p.fleet.Name(tenant))
 		if err != nil {
 			return err
 		}
 		httpClient := &http.Client{Transport: &bearer{next: shared, token: token}}
 		options := cache.Options{HTTPClient: httpClient, Scheme: scheme, Mapper: mapper}
 		if p.OwnNamespaces {
-			options.DefaultNamespaces = map[string]cache.Config{Name(tenant): {}}
+			options.DefaultNamespaces = map[string]cache.Config{p.fleet.Name(tenant): {}}
 		}
 		c, err := cache.New(anonymous, options)
 		if err != nil {
@@ -90,9 +91,9 @@ func (p *PlainPeer) Connect(ctx context.Context, n int) error {
 }
 
 // tokenOf returns the token in the tenant's kubeconfig.
-func tokenOf(ctx context.Context, admin client.Client, tenant int) (string, error) {
+func tokenOf(ctx context.Context, admin client.Client, tenant string) (string, error) {
 	secret := &corev1.Secret{}
-	key := client.ObjectKey{Namespace: Namespace, Name: Name(tenant) + "-kubeconfig"}
+	key := client.ObjectKey{Namespace: Namespace, Name: tenant + "-kubeconfig"}
 	if err := admin.Get(ctx, key, secret); err != nil {
 		return "", errors.WithStack(err)
 	}

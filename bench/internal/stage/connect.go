@@ -110,6 +110,23 @@ func (e *env) getClients(ctx context.Context, tenants int) testing.BenchmarkResu
 // requests returns how many requests with these labels the API server has served since it started,
 // but for reads of its metrics.
 func (e *env) requests(ctx context.Context, labels ...string) (sum float64, err error) {
+	return e.metric(ctx, "apiserver_request_total", labels...)
+}
+
+// watches returns how many watches of the kinds that siblings read the API server has now.
+func (e *env) watches(ctx context.Context) (sum float64, err error) {
+	for _, resource := range []string{"limitranges", "podtemplates"} {
+		open, err := e.metric(ctx, "apiserver_longrunning_requests", `verb="WATCH"`, `resource="`+resource+`"`)
+		if err != nil {
+			return 0, err
+		}
+		sum += open
+	}
+	return sum, nil
+}
+
+// metric returns the sum of a metric of the API server over the series with these labels.
+func (e *env) metric(ctx context.Context, name string, labels ...string) (sum float64, err error) {
 	admin, err := kubernetes.NewForConfig(e.config)
 	if err != nil {
 		return 0, errors.WithStack(err)
@@ -123,7 +140,7 @@ func (e *env) requests(ctx context.Context, labels ...string) (sum float64, err 
 	lines.Buffer(nil, 1<<20)
 	for lines.Scan() {
 		line := lines.Text()
-		if !strings.HasPrefix(line, "apiserver_request_total{") || strings.Contains(line, `subresource="/metrics"`) {
+		if !strings.HasPrefix(line, name+"{") || strings.Contains(line, `subresource="/metrics"`) {
 			continue
 		}
 		if slices.ContainsFunc(labels, func(label string) bool { return !strings.Contains(line, label) }) {

@@ -62,6 +62,7 @@ var stages = map[string]struct {
 	"churn":      {churn, []string{"getclient_churn", "delete_1000"}},
 	"restart":    {restart, []string{"restart"}},
 	"owned":      {owned, []string{"informers_10x1000"}},
+	"siblings":   {siblings, []string{"shared_identity"}},
 	"rbac":       {rbacEdit, []string{"rbac_edit"}},
 	"fleet_10k":  {fleet("idle_10k"), []string{"idle_10k"}},
 	"fleet_100k": {fleet("idle_100k"), []string{"idle_100k"}},
@@ -95,7 +96,11 @@ func Run(ctx context.Context, o Options) (Values, error) {
 	if !ok {
 		return nil, errors.Errorf("no such stage: %q", o.Stage)
 	}
-	p, err := peer.New(o.Peer, o.Config)
+	fleet := peer.Alone
+	if o.Stage == "siblings" {
+		fleet = peer.Siblings
+	}
+	p, err := peer.New(o.Peer, o.Config, fleet)
 	if err != nil {
 		return nil, err
 	}
