@@ -56,6 +56,8 @@ type sequence struct {
 	account  string               // the ServiceAccount that the extension names
 	accounts map[string]types.UID // UIDs of the ServiceAccounts that exist
 	watching map[string]*unwatched
+	siblings []*sibling
+	past     []pastReader
 	steps    []string // the steps so far, for the failure report
 
 	*witness
@@ -99,7 +101,9 @@ func (s *sequence) admin(operation string, f func(ctx context.Context) error) er
 
 // step performs one random step.
 func (s *sequence) step() error {
-	switch s.rng.IntN(16) {
+	switch s.rng.IntN(18) {
+	case 16, 17:
+		return s.toggle(s.siblings[s.rng.IntN(len(s.siblings))])
 	case 0, 1:
 		return s.createAccount(s.anyAccount())
 	case 2, 3:
@@ -296,6 +300,9 @@ func (s *sequence) settle() error {
 	for {
 		wrong := s.wrong()
 		if wrong == "" {
+			wrong = s.wrongReads()
+		}
+		if wrong == "" {
 			s.did("the connection matches the model")
 			return nil
 		}
@@ -314,7 +321,7 @@ func (s *sequence) wrong() string {
 	case s.uid == "" && known:
 		return "the extension is known, but does not exist"
 	case s.uid == "":
-		return ""
+		return s.wrongSiblings()
 	case !known:
 		return "the extension exists, but is not known"
 	case state.UID != s.uid:
@@ -330,17 +337,25 @@ func (s *sequence) wrong() string {
 			return fmt.Sprintf("watch %q is not registered", name)
 		}
 	}
-	uid := s.accounts[s.account]
+	if wrong := s.wrongIdentity(s.name, state, s.account); wrong != "" {
+		return wrong
+	}
+	return s.wrongSiblings()
+}
+
+// wrongIdentity describes how a connection differs from that of the account, "" if it does not.
+func (s *sequence) wrongIdentity(name string, state clustercache.ConnectionState, account string) string {
+	uid := s.accounts[account]
 	switch {
 	case uid == "" && state.Phase == clustercache.PhaseDisconnected &&
 		state.Reason == clustercache.ReasonServiceAccountNotFound:
 		return ""
 	case uid != "" && state.Phase == clustercache.PhaseConnected && state.Identity.UID == uid &&
-		state.Identity.Username == "system:serviceaccount:"+s.namespace+":"+s.account:
+		state.Identity.Username == "system:serviceaccount:"+s.namespace+":"+account:
 		return ""
 	}
-	return fmt.Sprintf("the extension is %s %s as %q with UID %q (%s); it names ServiceAccount %s of %v",
-		state.Phase, state.Reason, state.Identity.Username, state.Identity.UID, state.Message, s.account, s.accounts)
+	return fmt.Sprintf("%s is %s %s as %q with UID %q (%s); it names ServiceAccount %s of %v", name,
+		state.Phase, state.Reason, state.Identity.Username, state.Identity.UID, state.Message, account, s.accounts)
 }
 
 // run runs the sequence. At the end the extension exists, so that sources receive a last state.
@@ -432,6 +447,19 @@ func TestRandomSequences(t *testing.T) {
 			RoleRef:    rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "Role", Name: "watch"},
 			Subjects:   []rbacv1.Subject{{Kind: "Group", APIGroup: rbacv1.GroupName, Name: "system:serviceaccounts:" + ns}},
 		})
+	readers := roleBinding(ns, "readers")
+	readers.Subjects = nil
+	for i := range *sequences {
+		readers.Subjects = append(readers.Subjects,
+			rbacv1.Subject{Kind: rbacv1.ServiceAccountKind, Namespace: ns, Name: fmt.Sprintf("seq-%04d-a", i)})
+	}
+	create(t, &rbacv1.Role{
+		ObjectMeta: metav1.ObjectMeta{Namespace: ns, Name: "readers"},
+		Rules: []rbacv1.PolicyRule{
+			{APIGroups: []string{""}, Resources: []string{"pods"}, Verbs: []string{"list", "watch"}},
+		},
+	})
+	create(t, readers)
 	ticking := configMap(ns, "ticking")
 	create(t, ticking)
 	o := startOperator(t, clustercache.Options{Metrics: clustercache.MetricsOptions{PerExtension: true}})
@@ -492,6 +520,7 @@ func TestRandomSequences(t *testing.T) {
 			witness:   seen,
 		}
 		s.account = s.anyAccount()
+		s.addSiblings()
 		all[i] = s
 		group.Go(func() error {
 			started.Add(1)
@@ -503,10 +532,10 @@ func TestRandomSequences(t *testing.T) {
 	}
 	t.Cleanup(func() { // also if the test fails
 		for _, s := range all {
-			if err := s.admin("cleaning up", func(ctx context.Context) error {
-				return admin.Delete(ctx, s.extension())
-			}); err != nil {
-				t.Error(err)
+			for _, object := range append(s.siblingObjects(), s.extension()) {
+				if err := s.admin("cleaning up", func(ctx context.Context) error { return admin.Delete(ctx, object) }); err != nil {
+					t.Error(err)
+				}
 			}
 		}
 	})
@@ -542,9 +571,11 @@ func TestRandomSequences(t *testing.T) {
 	}
 	// Deleted extensions leave nothing behind.
 	for _, s := range all {
-		g.Expect(s.admin("deleting the extension", func(ctx context.Context) error {
-			return admin.Delete(ctx, s.extension())
-		})).To(Succeed())
+		for _, object := range append(s.siblingObjects(), s.extension()) {
+			g.Expect(s.admin("deleting an extension", func(ctx context.Context) error {
+				return admin.Delete(ctx, object)
+			})).To(Succeed())
+		}
 	}
 	g.Eventually(func() int { return len(o.ListConnectionStates(context.Background())) }).WithTimeout(patience).
 		Should(BeZero())
