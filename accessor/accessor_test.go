@@ -79,6 +79,8 @@ type reviewer struct {
 	redirect atomic.Pointer[string]              // the URL to redirect to
 	hold     atomic.Pointer[func(*http.Request)] // called for each request, if not nil
 	echo     atomic.Bool                         // answer with the headers of the request
+	nothing  atomic.Bool                         // answer that there is nothing, instead of 401
+	refuse   atomic.Pointer[string]              // the extension whose next review is answered 401
 	rest     atomic.Pointer[http.HandlerFunc]    // answers everything, if not nil
 	// The function returns the status and the user for a token.
 	answer atomic.Pointer[func(token string) (int, authenticationv1.UserInfo)]
@@ -109,11 +111,22 @@ func newReviewer(t testing.TB) *reviewer {
 			_ = req.Header.Write(w)
 			return
 		}
+		if !strings.HasSuffix(req.URL.Path, "/selfsubjectreviews") && r.nothing.Load() {
+			w.Header().Set("Content-Type", "application/json")
+			w.WriteHeader(http.StatusNotFound)
+			_, _ = w.Write([]byte(`{"kind":"Status","apiVersion":"v1","status":"Failure","reason":"NotFound","code":404}`))
+			return
+		}
 		if !strings.HasSuffix(req.URL.Path, "/selfsubjectreviews") {
 			w.WriteHeader(http.StatusUnauthorized) // an aggregated API that accepts no credential
 			return
 		}
 		r.reviews.Add(1)
+		if refused := r.refuse.Load(); refused != nil && strings.HasSuffix(req.UserAgent(), "/"+*refused) &&
+			r.refuse.CompareAndSwap(refused, nil) {
+			w.WriteHeader(http.StatusUnauthorized)
+			return
+		}
 		status, user := (*r.answer.Load())(strings.TrimPrefix(req.Header.Get("Authorization"), "Bearer secret-"))
 		w.Header().Set("Content-Type", "application/json")
 		w.WriteHeader(status)
@@ -292,7 +305,9 @@ func (d *driver) reconcile(name string) time.Duration {
 	resolution, err := d.resolver.Resolve(d.t.Context(), object)
 	d.mu.Lock()
 	resolution.UntrustedServer, resolution.Impersonated = d.untrustedServer, d.impersonated
-	resolution.Sharable = d.sharable
+	if d.sharable { // as those of ServiceAccounts
+		resolution.Sharable, resolution.Version = true, ""
+	}
 	d.mu.Unlock()
 	return d.Reconcile(object, resolution, err, term)
 }

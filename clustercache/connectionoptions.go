@@ -84,14 +84,17 @@ type CacheOptions struct {
 	DisableObjectSharing bool
 	// DisableIdentitySharing gives each connection informers, access reviews and probes of its own. By
 	// default the connections of one ClusterCache that are certainly of one user share them: with
-	// ServiceAccountTokens and Impersonation those of the same ServiceAccount, unless PerExtension
-	// has options for one of them. They have one informer for each scope that several of them use,
+	// ServiceAccountTokens and Impersonation those of the same ServiceAccount, except those that have
+	// ByObject from PerExtension. They have one informer for each scope that several of them use,
 	// whose requests name one of their extensions. Each still has its own states, handles and event
-	// handlers, which end with it. A request or a review of one of them that succeeds postpones the
-	// probes of all. If the API server rejects the identity of one, each of the others sends a probe
-	// of its own. Connections in a term ([Options].Ownership), and those that add an index of their
-	// own, share probes only. DisableObjectSharing, and UnsafeDisableDeepCopy in ByObject, disable
-	// this too.
+	// handlers, which end with it. A review of one of them that succeeds, and without impersonation a
+	// request, postpones the probes of all. If the API server rejects the identity of one, each of the
+	// others sends a probe of its own.
+	//
+	// With [Options].Ownership, connections share probes only. So does one that calls IndexField: use
+	// Indexes. AddIndexers of an informer that may be shared returns an error for a field, and does
+	// nothing else. DisableObjectSharing, and UnsafeDisableDeepCopy in ByObject, turn identity sharing
+	// off.
 	DisableIdentitySharing bool
 }
 
@@ -154,8 +157,9 @@ type ClientCacheOptions struct {
 	// see [scopedcache.NewClient]. The wait is bounded by the context, by Timeout of [ClientOptions],
 	// and by the connection. The error is then a [scopedcache.BehindError]. The option
 	// client.DisableReadYourWritesConsistency of a read or a write switches that off for this call.
-	// Writes of an earlier connection count, too. Writes of another client, for example one from
-	// GetRESTConfig, do not.
+	// Writes of an earlier connection count, too, unless it was of another ServiceAccount. Writes of
+	// another client, for example one from GetRESTConfig, do not. Connections that share informers
+	// also wait for each other's writes.
 	//
 	// With ReadYourWrites, informers begin with a list of the latest version instead of one from the
 	// API server's memory. API servers before Kubernetes 1.31 take that from etcd.

@@ -60,6 +60,7 @@ func TestImpersonation(t *testing.T) {
 		g.Expect(resolved.Expected.UID).To(BeEmpty(), "the API server only repeats the headers of the impersonation")
 		g.Expect(resolved.UID).To(BeEquivalentTo("uid-of-team/red"))
 		g.Expect(resolved.Key).To(ContainSubstring("uid-of-team/red"), "another UID needs another connection")
+		g.Expect(resolved.Sharable).To(BeTrue(), "the Key has the UID")
 		c := resolved.Open()
 		g.Expect(c.Prepare(t.Context())).To(Succeed())
 		g.Expect(c.TransportRequirement().Shared()).To(BeFalse())

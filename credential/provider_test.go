@@ -142,6 +142,7 @@ func TestRESTConfigMapper(t *testing.T) {
 		g.Expect(err).NotTo(HaveOccurred())
 		g.Expect(resolved.Target.BearerToken).To(BeEmpty())
 		g.Expect(resolved.Key).NotTo(ContainSubstring("mine"))
+		g.Expect(resolved.Sharable).To(BeFalse(), "the Key is that of all extensions of a server")
 		c := resolved.Open()
 		g.Expect(send(t, c)).To(Equal("Bearer mine"))
 		c.Close()

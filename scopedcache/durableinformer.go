@@ -163,10 +163,24 @@ func (u *use) addIndexers(indexers toolscache.Indexers) error {
 		return err
 	}
 	if u.user.shares {
-		return errors.WithMessage(errSharedIndex, "adding indexers to an informer")
+		return sharedIndexers(indexers)
 	}
 	return u.entry.addIndexers(indexers)
 }
+
+// sharedIndexers returns an error for indexers that a user of a shared cache may not add: those of
+// fields. No read of a cache uses others, so that they are left out.
+func sharedIndexers(indexers toolscache.Indexers) error {
+	for name := range indexers {
+		if strings.HasPrefix(name, fieldIndex) {
+			return errors.WithMessagef(errSharedIndex, "adding the indexer %q to an informer", name)
+		}
+	}
+	return nil
+}
+
+// fieldIndex is how the names of indexers of fields begin in controller-runtime.
+const fieldIndex = "field:"
 
 // addIndexers adds indexers to the entry and its running informer. addIndexers returns an error if
 // there are indexers of these names already.
@@ -180,7 +194,7 @@ func (s *entry) addIndexers(indexers toolscache.Indexers) error {
 			taken = taken || has
 		}
 		for _, index := range s.entries.indexesOf(s.selection.kind) {
-			taken = taken || name == "field:"+index.field // the name that controller-runtime uses
+			taken = taken || name == fieldIndex+index.field
 		}
 		if taken {
 			return errors.Errorf("there is an indexer %q of %s already", name, s.selection.kind.gvk)

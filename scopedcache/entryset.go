@@ -27,7 +27,6 @@ type entrySet struct {
 	sets     map[*namespaceSet]struct{}          // guarded by mu: of handles that are not released
 	subjects atomic.Pointer[[]rbacindex.Subject] // of the cache's identity; nil until they are known
 
-	named int // guarded by mu: the number of scopes that reads began for one name
 	names *nameReviews
 }
 
@@ -93,9 +92,7 @@ func (s *entrySet) entryLocked(k *kind, scope Scope, named bool) (e *entry, bega
 		return existing, false
 	}
 	e = s.newEntry(k, scope)
-	if e.named = named; named {
-		s.named++
-	}
+	e.named = named
 	s.entries[e] = struct{}{}
 	if key.selective() {
 		s.selected[selectedKey{k, key}] = e
@@ -113,9 +110,6 @@ func (s *entrySet) dropLocked(e *entry) {
 		return
 	}
 	delete(s.entries, e)
-	if e.named {
-		s.named--
-	}
 	key := e.selection.scope.key()
 	if s.selected[selectedKey{e.selection.kind, key}] == e {
 		delete(s.selected, selectedKey{e.selection.kind, key})
@@ -129,12 +123,16 @@ func (s *entrySet) dropLocked(e *entry) {
 	}
 }
 
-// hasRoomForName reports whether reads may begin the scope of one more name, or use one that others
-// have begun meanwhile.
-func (s *entrySet) hasRoomForName(k *kind, scope Scope) bool {
+// hasRoomForName reports whether a user's reads may use the scope of one more name, or use it
+// already.
+func (s *entrySet) hasRoomForName(u *user, k *kind, scope Scope) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s.named < maxNamedScopes || s.findLocked(k, scope.key()) != nil
+	if u.named < maxNamedScopes {
+		return true
+	}
+	e := s.findLocked(k, scope.key())
+	return e != nil && u.use(e) != nil
 }
 
 // holder names a holder, for people.

@@ -80,13 +80,13 @@ func (k *kind) deselectLocked(e *entry) {
 	}
 }
 
-// answeringLocked returns the scopes with selectors that have the answer to a read. The caller
-// holds entries.mu.
-func (k *kind) answeringLocked(read *requirements) (answering []*entry) {
+// answeringLocked returns the scopes with selectors of a user that have the answer to a read. The
+// caller holds entries.mu.
+func (k *kind) answeringLocked(u *user, read *requirements) (answering []*use) {
 	for _, name := range slices.Compact([]string{read.name, ""}) {
 		for _, e := range k.selected[name] {
-			if e.requires.answer(read) {
-				answering = append(answering, e)
+			if of := u.use(e); of != nil && e.requires.answer(read) {
+				answering = append(answering, of)
 			}
 		}
 	}

@@ -156,7 +156,7 @@ func (r *reader) mayGet(ctx context.Context, k *kind, mapping *meta.RESTMapping,
 	for _, q := range []nameQuestion{all, one} {
 		allowed, known := names.answer(q)
 		if !known {
-			if q.name != "" && !names.mayAsk() {
+			if q.name != "" && !r.user.asked.Allow() {
 				return forbidden
 			}
 			question := access.Question{Mapping: mapping, Namespace: key.Namespace, Name: q.name}

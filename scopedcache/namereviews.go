@@ -5,7 +5,6 @@ import (
 	"time"
 
 	"github.com/pkg/errors"
-	"golang.org/x/time/rate"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/fields"
 	utilcache "k8s.io/apimachinery/pkg/util/cache"
@@ -19,9 +18,9 @@ const (
 	firstDenial = 2 * time.Second
 	// maxNames is how many answers are remembered.
 	maxNames = 1000
-	// namesPerSecond and namesBurst bound how often a cache asks for names.
+	// namesPerSecond and namesBurst bound how often a user of a cache asks for names.
 	namesPerSecond, namesBurst = 10, 100
-	// maxNamedScopes is how many scopes of single names reads begin.
+	// maxNamedScopes is how many scopes of single names a user's reads have.
 	maxNamedScopes = 100
 	// namedIdleTimeout is the IdleTimeout of these scopes if Options have none.
 	namedIdleTimeout = 10 * time.Minute
@@ -32,7 +31,6 @@ const (
 type nameReviews struct {
 	interval time.Duration             // how long an answer is remembered
 	answers  *utilcache.LRUExpireCache // from nameQuestion to nameAnswer
-	asked    *rate.Limiter
 }
 
 // nameQuestion is whether the identity may use an object.
@@ -51,7 +49,6 @@ func newNameReviews(interval time.Duration) *nameReviews {
 	return &nameReviews{
 		interval: interval,
 		answers:  utilcache.NewLRUExpireCache(maxNames),
-		asked:    rate.NewLimiter(namesPerSecond, namesBurst),
 	}
 }
 
@@ -76,9 +73,6 @@ func (n *nameReviews) remember(q nameQuestion, allowed bool) {
 	n.answers.Add(q, nameAnswer{allowed, until}, until.Sub(now)+n.interval)
 }
 
-// mayAsk reports whether another name may be asked for now.
-func (n *nameReviews) mayAsk() bool { return n.asked.Allow() }
-
 // forget forgets the answers about a namespace, all if it is empty: permissions may have changed.
 func (n *nameReviews) forget(namespace string) {
 	n.answers.RemoveAll(func(key any) bool { return namespace == "" || key.(nameQuestion).namespace == namespace })
@@ -95,7 +89,7 @@ func (r *reader) awaitNamed(ctx context.Context, k *kind, read *requirements, na
 	scope := Scope{Namespace: namespace, FieldSelector: fields.OneTermEqualSelector(nameField, read.name)}
 	if allowed, err := r.mayWatchName(ctx, k, scope, read); err != nil {
 		return nil, err
-	} else if !allowed || !r.entries.hasRoomForName(k, scope) {
+	} else if !allowed || !r.entries.hasRoomForName(r.user, k, scope) {
 		return nil, forbidden
 	}
 	for {
@@ -121,7 +115,7 @@ func (r *reader) mayWatchName(ctx context.Context, k *kind, scope Scope, read *r
 	if allGets, _ := names.answer(nameQuestion{kind: q.kind, namespace: q.namespace, get: true}); allGets && read.get {
 		return false, nil // the Get goes to the API server
 	}
-	if !names.mayAsk() {
+	if !r.user.asked.Allow() {
 		return false, nil
 	}
 	question := (&selection{kind: k, scope: scope}).question(mapping)

@@ -59,7 +59,9 @@ func (v *namespaceView) begin(s *scopedCache, scope Scope, holder string) (relea
 		handle.Release()
 		return nil, err
 	}
-	e.observe(handle, v.stateChanged)
+	if e.observe(handle, v.stateChanged); handle.dead.Load() {
+		e.unobserve(handle) // its user has ended meanwhile
+	}
 	return func() {
 		_ = e.remove(registration) // fails only for another informer's handler
 		handle.Release()

@@ -196,24 +196,13 @@ func (r *reader) awaitInformer(ctx context.Context, k *kind, read *requirements,
 func (r *reader) readySelected(k *kind, read *requirements) *informer {
 	r.entries.mu.Lock()
 	defer r.entries.mu.Unlock()
-	for _, of := range r.answeringLocked(k, read) {
+	for _, of := range k.answeringLocked(r.user, read) {
 		if running := of.serving(); running != nil {
 			r.markSelectedReadLocked(of)
 			return running
 		}
 	}
 	return nil
-}
-
-// answeringLocked returns the user's scopes with selectors that have the answer to a read. The
-// caller holds entries.mu.
-func (r *reader) answeringLocked(k *kind, read *requirements) (answering []*use) {
-	for _, e := range k.answeringLocked(read) {
-		if of := r.user.use(e); of != nil {
-			answering = append(answering, of)
-		}
-	}
-	return answering
 }
 
 // markSelectedReadLocked records that a read uses a scope with selectors. If the cache's scopes do
@@ -235,7 +224,7 @@ func (r *reader) awaitSelected(ctx context.Context, k *kind, read *requirements,
 		return running, nil, nil
 	}
 	r.entries.mu.Lock()
-	answering := r.answeringLocked(k, read)
+	answering := k.answeringLocked(r.user, read)
 	for _, of := range answering {
 		r.markSelectedReadLocked(of)
 	}

@@ -71,6 +71,9 @@ func (s *entry) remove(r *registration) error {
 	defer s.mu.Unlock()
 	s.registrations = slices.DeleteFunc(s.registrations, func(other *registration) bool { return other == r })
 	r.feed.Pause()
+	s.entries.mu.Lock()
+	r.use.user.leaveTurnLocked(r.feed.Turn())
+	s.entries.mu.Unlock()
 	inner := r.inner
 	r.inner = nil
 	if s.running == nil || inner == nil {

@@ -48,6 +48,9 @@ func (s *namespaceSet) membersNow() (uses []*use) {
 
 // released returns the error of what is tried after the release.
 func (s *namespaceSet) released(trying string) error {
+	if s.user.hasEnded() {
+		return s.user.stopError()
+	}
 	return errors.Wrapf(ErrReleased, "%s of %s", trying, s.kind.gvk)
 }
 
@@ -238,6 +241,9 @@ func (s *namespaceSet) RemoveEventHandler(handle toolscache.ResourceEventHandler
 
 // AddIndexers implements cache.Informer. Each namespace has the indexers, and each later one.
 func (s *namespaceSet) AddIndexers(indexers toolscache.Indexers) error {
+	if s.user.shares {
+		return sharedIndexers(indexers)
+	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for _, of := range s.held {

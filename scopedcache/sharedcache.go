@@ -19,7 +19,7 @@ import (
 // event handlers get no more calls. ended is called after calls of them that were in progress have
 // returned. onStateChange and onScopesChange are those of [Options], for the user's scopes.
 //
-// The user cannot add indexes: see errSharedIndex. The cache must outlive its users.
+// The user cannot add indexes of fields: see errSharedIndex. The cache must outlive its users.
 func (s *scopedCache) NewUser(life context.Context, onStateChange func(State, ScopeState), onScopesChange,
 	ended func()) Cache {
 	user := newUser(s.env.options.ReadTimeout, onScopesChange, onStateChange)
@@ -37,28 +37,31 @@ func (s *scopedCache) NewUser(life context.Context, onStateChange func(State, Sc
 	return view
 }
 
-// AllStates returns the states of the scopes of all users, each once, with all dependents.
+// AllStates returns the states of the scopes of all users, each once, without dependents.
 func (s *scopedCache) AllStates() (states []ScopeState) {
 	s.entries.mu.Lock()
 	entries := slices.Collect(maps.Keys(s.entries.entries))
 	s.entries.mu.Unlock()
 	for _, e := range entries {
-		uses := e.usesNow()
-		if !slices.ContainsFunc(uses, (*use).isReported) {
+		if !slices.ContainsFunc(e.usesNow(), (*use).isReported) {
 			continue
 		}
 		state := e.snapshot()
-		for _, of := range uses {
-			state.Dependents = append(state.Dependents, of.dependents()...)
+		s.entries.mu.Lock()
+		isHeld := len(e.handles) > 0
+		s.entries.mu.Unlock()
+		if !isHeld {
+			state = e.asLive(state)
 		}
-		states = append(states, e.asLive(state))
+		states = append(states, state)
 	}
 	return states
 }
 
 // errSharedIndex is why a user of a shared cache adds no index: another one may have added an index
 // of that name that extracts something else.
-var errSharedIndex = errors.New("the cache has other users, so that an index is added before it starts")
+var errSharedIndex = errors.New("the cache has other users: index the field with CacheOptions.Indexes, or with " +
+	"IndexField before GetInformer")
 
 // end ends all that the user has, and returns when no handler of the user's is called any more.
 func (s *scopedCache) end() {
@@ -75,16 +78,28 @@ func (s *scopedCache) end() {
 	for _, of := range ended {
 		of.finish()
 	}
+	s.entries.mu.Lock()
+	turns = append(turns, s.user.left...) // of handlers that were removed while they were called
+	s.entries.mu.Unlock()
 	for _, turn := range turns {
 		turn.Await()
 	}
 }
 
+// leaveTurnLocked makes the end of a user wait for a handler that is removed, if it is called now.
+// The caller holds entries.mu.
+func (u *user) leaveTurnLocked(turn replay.Turn) {
+	if !u.shares {
+		return // the stop of the cache waits for its informers
+	}
+	u.left = slices.DeleteFunc(append(u.left, turn), replay.Turn.IsIdle)
+}
+
 // handlesAndTurns returns the user's handles, and the turns of its handlers.
 func (s *scopedCache) handlesAndTurns() (handles []*Handle, turns []replay.Turn) {
 	var sets []*namespaceSet
-	uses := s.user.allUses()
 	s.entries.mu.Lock()
+	uses := s.user.allUses() // those who hold mu have seen that the life has ended, or are among them
 	for _, of := range uses {
 		for _, handle := range of.entry.handles {
 			if _, isScope := handle.held.(heldScope); isScope && handle.cache == s {

@@ -20,6 +20,7 @@ type use struct {
 	entry *entry
 	gone  latch.Latch // opened under entries.mu when the use has ended
 	ready atomic.Bool // what the scope has serves the user: see await
+	asked atomic.Bool // access is reviewed because the user is new to a scope that is Forbidden
 
 	// What keeps the use: see neededLocked.
 	holds     int         // guarded by entries.mu: the number of the user's handles
@@ -42,6 +43,9 @@ func (s *entrySet) useLocked(u *user, k *kind, scope Scope, named bool) *use {
 	begun := &use{user: u, entry: e}
 	begun.ready.Store(began)
 	e.uses = append(e.uses, begun)
+	if e.named {
+		u.named++
+	}
 	u.uses.Store(e, begun)
 	if began {
 		s.startLocked(e)
@@ -90,6 +94,9 @@ func (s *entrySet) endUseLocked(of *use) *use {
 		return nil
 	}
 	of.user.uses.Delete(e)
+	if e.named {
+		of.user.named--
+	}
 	e.uses = slices.DeleteFunc(e.uses, func(other *use) bool { return other == of })
 	if of.last = len(e.uses) == 0; of.last {
 		s.dropLocked(e)
@@ -171,6 +178,9 @@ func (u *use) await(ctx context.Context) (*informer, error) {
 		case running != nil:
 			return running, nil
 		case state == StateForbidden:
+			if !u.ready.Load() && !u.asked.Swap(true) {
+				s.mail.accessMayHaveChanged() // a new cache would ask, too
+			}
 			return nil, lastError
 		case state == StateNotServed:
 			s.mail.markWanted()

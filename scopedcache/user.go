@@ -6,7 +6,10 @@ import (
 	"time"
 
 	"github.com/pkg/errors"
+	"golang.org/x/time/rate"
 	"sigs.k8s.io/controller-runtime/pkg/cache"
+
+	"github.com/latchkey-dev/latchkey/internal/replay"
 )
 
 // user is who uses the scopes of a set: reads them, holds them, and has handlers at their
@@ -18,6 +21,9 @@ type user struct {
 	over    chan struct{} // closed when the life has ended
 	shares  bool          // there may be other users of the same scopes
 	uses    sync.Map      // from *entry to *use; written under entries.mu
+	named   int           // guarded by entries.mu: the number of uses of scopes that reads began for one name
+	left    []replay.Turn // guarded by entries.mu: of handlers that were removed while they were called
+	asked   *rate.Limiter // of reviews of single names
 	// changed is called when one of the user's scopes has begun, ended, or changed, and stateChanged
 	// for each change of the state of one. Both must not block, and are called under locks.
 	changed      func()
@@ -37,6 +43,7 @@ func newUser(timeout time.Duration, changed func(), stateChanged func(State, Sco
 		timeout:      timeout,
 		started:      make(chan struct{}),
 		over:         make(chan struct{}),
+		asked:        rate.NewLimiter(namesPerSecond, namesBurst),
 		changed:      changed,
 		stateChanged: stateChanged,
 	}

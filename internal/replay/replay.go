@@ -38,6 +38,9 @@ func (t Turn) Await() {
 	<-t
 }
 
+// IsIdle reports whether no call of the handler is in progress.
+func (t Turn) IsIdle() bool { return len(t) == 0 }
+
 // ResumedHandler is a handler that received events from an earlier informer. A scopedcache.Handle
 // whose AddEventHandler gets a ResumedHandler feeds it with these Options: once the informer has
 // synced, the handler receives a delete event for each object of Options.Seen that does not exist

@@ -84,7 +84,7 @@ func TestSelection(t *testing.T) {
 }
 
 // TestSharedServiceAccount checks that two extensions with one ServiceAccount share its token and
-// nothing else.
+// its informers.
 func TestSharedServiceAccount(t *testing.T) {
 	g := NewWithT(t)
 	ns := namespace(t)
@@ -118,6 +118,9 @@ func TestSharedServiceAccount(t *testing.T) {
 	g.Expect(read(second)).To(Succeed())
 	g.Expect(second.client.Create(t.Context(), configMap(ns, "by-two"))).
 		To(Succeed(), "the token stays in use while any extension needs it")
+	username := "system:serviceaccount:" + ns + ":one"
+	g.Eventually(func() []string { return requestsOfInformers(t, username, begin) }).WithTimeout(patience).
+		Should(ContainElement("watch as two"))
 	g.Eventually(func() int { return watchesOf(t, "configmaps", ns) }).WithTimeout(patience).Should(Equal(1))
 }
 

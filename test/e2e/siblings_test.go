@@ -14,15 +14,20 @@ import (
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	toolscache "k8s.io/client-go/tools/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/cluster"
 
 	"github.com/latchkey-dev/latchkey/clustercache"
 	"github.com/latchkey-dev/latchkey/scopedcache"
 )
 
-// siblings creates extensions that all name one ServiceAccount, which may read ConfigMaps.
+// siblings creates extensions that all name one ServiceAccount, which may use all core resources,
+// and which is created unless it exists.
 func siblings(t *testing.T, namespace, serviceAccount string, names ...string) {
 	t.Helper()
-	tenant(t, namespace, serviceAccount)
+	if err := admin.Get(t.Context(), client.ObjectKey{Namespace: namespace, Name: serviceAccount},
+		&corev1.ServiceAccount{}); err != nil {
+		tenant(t, namespace, serviceAccount)
+	}
 	for _, name := range names {
 		if name == serviceAccount {
 			continue
@@ -83,7 +88,9 @@ func TestSiblingsShareAnInformer(t *testing.T) {
 	for user := range users {
 		siblings(t, ns, names(user)[0], names(user)...)
 	}
-	o := startOperator(t, clustercache.Options{})
+	o := startOperator(t, clustercache.Options{
+		Cache: clustercache.CacheOptions{AccessReviewInterval: time.Hour}, // no reviews but those of the first reads
+	})
 	for user := range users {
 		username := "system:serviceaccount:" + ns + ":" + names(user)[0]
 		for n, name := range names(user) {
@@ -194,6 +201,7 @@ func TestCarrierLeaves(t *testing.T) {
 	} {
 		makeOne()
 		leaves := carrier()
+		g.Eventually(receivers[leaves].all).WithTimeout(patience).Should(Equal(made))
 		reader, err := o.GetReader(t.Context(), key(leaves))
 		g.Expect(err).NotTo(HaveOccurred())
 		end(leaves)
@@ -223,4 +231,82 @@ func TestCarrierLeaves(t *testing.T) {
 			t.Errorf("sent after the end of %s: %s", name, event)
 		}
 	}
+}
+
+// What a connection wrote is in its first cached read, although a sibling's informer was there
+// before and may not have it yet.
+func TestSiblingsReadTheirOwnWrites(t *testing.T) {
+	g := NewWithT(t)
+	ns := namespace(t)
+	first := "first-" + ns
+	siblings(t, ns, first)
+	o := startOperator(t, clustercache.Options{
+		Client: clustercache.ClientOptions{Cache: clustercache.ClientCacheOptions{ReadYourWrites: true}},
+	})
+	o.waitConnected(t, first)
+	reader, err := o.GetReader(t.Context(), key(first))
+	g.Expect(err).NotTo(HaveOccurred())
+	g.Expect(reader.List(t.Context(), &corev1.ConfigMapList{}, client.InNamespace(ns))).To(Succeed())
+	for n := range 10 {
+		name := fmt.Sprintf("writer-%d-%s", n, ns)
+		siblings(t, ns, first, first, name)
+		o.waitConnected(t, name)
+		c, err := o.GetClient(t.Context(), key(name))
+		g.Expect(err).NotTo(HaveOccurred())
+		written := configMap(ns, fmt.Sprint("written-", n))
+		g.Expect(c.Create(t.Context(), written)).To(Succeed())
+		g.Expect(c.Get(t.Context(), client.ObjectKeyFromObject(written), &corev1.ConfigMap{})).To(Succeed())
+	}
+	g.Expect(watchesOf(t, "configmaps", ns)).To(Equal(1))
+}
+
+// An extension that indexes a field has a cache of its own from then on. What it got before goes
+// on, and so do its siblings.
+func TestSiblingWithAnIndex(t *testing.T) {
+	g := NewWithT(t)
+	ns := namespace(t)
+	names := []string{"plain-" + ns, "indexed-" + ns}
+	siblings(t, ns, names[0], names...)
+	o := startOperator(t, clustercache.Options{})
+	whole := map[string]cluster.Cluster{}
+	for _, name := range names {
+		o.waitConnected(t, name)
+		c, err := o.GetCluster(t.Context(), key(name))
+		g.Expect(err).NotTo(HaveOccurred())
+		g.Expect(c.GetCache().List(t.Context(), &corev1.ConfigMapList{}, client.InNamespace(ns))).To(Succeed())
+		whole[name] = c
+	}
+	hold := func(name string) *scopedcache.Handle {
+		handle, err := whole[name].GetCache().(scopedcache.Cache).Hold(t.Context(), &corev1.ConfigMap{},
+			scopedcache.Scope{Namespace: ns}, scopedcache.HoldOptions{Name: "test"})
+		g.Expect(err).NotTo(HaveOccurred())
+		return handle
+	}
+	before := hold(names[1])
+	g.Expect(whole[names[1]].GetFieldIndexer().IndexField(t.Context(), &corev1.ConfigMap{}, "color",
+		func(object client.Object) []string { return []string{object.GetLabels()["color"]} })).To(Succeed())
+	red := configMap(ns, "red")
+	red.Labels = map[string]string{"color": "red"}
+	create(t, red)
+	byColor := func(name string) (found int, err error) {
+		list := &corev1.ConfigMapList{}
+		err = whole[name].GetCache().List(t.Context(), list, client.InNamespace(ns), client.MatchingFields{"color": "red"})
+		return len(list.Items), err
+	}
+	g.Eventually(func() (int, error) { return byColor(names[1]) }).WithTimeout(patience).Should(Equal(1))
+	_, err := byColor(names[0])
+	g.Expect(err).To(HaveOccurred(), "another extension's index")
+	for _, handle := range []*scopedcache.Handle{before, hold(names[0]), hold(names[1])} {
+		g.Eventually(func() error {
+			return handle.Get(t.Context(), client.ObjectKeyFromObject(red), &corev1.ConfigMap{})
+		}).WithTimeout(patience).Should(Succeed())
+	}
+	g.Expect(o.state(names[1]).Scopes).To(HaveLen(2), "that of before, and its own")
+	g.Expect(o.state(names[0]).Scopes).To(HaveLen(1))
+	g.Expect(watchesOf(t, "configmaps", ns)).To(Equal(2))
+
+	g.Expect(admin.Delete(t.Context(), extension(ns, names[1]))).To(Succeed())
+	g.Eventually(o.known(names[1])).WithTimeout(patience).Should(BeFalse())
+	g.Expect(before.List(t.Context(), &corev1.ConfigMapList{})).To(MatchError(clustercache.ErrNotConnected))
+	g.Expect(whole[names[0]].GetCache().List(t.Context(), &corev1.ConfigMapList{}, client.InNamespace(ns))).To(Succeed())
 }

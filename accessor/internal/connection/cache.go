@@ -112,12 +112,17 @@ func (b *boundCache) separate() error {
 	return nil
 }
 
-// ownWrites returns what the clients of the cache wrote, nil before its first use.
+// ownWrites returns what the clients of the cache wrote, nil before its first use: a cache that the
+// connection alone uses begins with lists, which have earlier writes.
 func (b *boundCache) ownWrites() *ownwrites.Writes {
-	if instance := b.instance.Load(); instance != nil {
-		return instance.writes
+	instance := b.instance.Load()
+	if instance == nil && b.conn.sharesCache() {
+		instance, _ = b.current() // each read returns the error
 	}
-	return nil
+	if instance == nil {
+		return nil
+	}
+	return instance.writes
 }
 
 // OwnWrites lets scopedcache.NewClient create a client of the cache.
@@ -252,7 +257,17 @@ func (b *boundCache) ownStates() []scopedcache.ScopeState {
 }
 
 func (b *boundCache) RemoveInformer(ctx context.Context, object client.Object) error {
-	return b.do(ctx, func(ctx context.Context, c scopedcache.Cache) error { return c.RemoveInformer(ctx, object) })
+	return b.do(ctx, func(ctx context.Context, c scopedcache.Cache) error {
+		b.building.Lock()
+		before := b.separated
+		b.building.Unlock()
+		if before != nil {
+			if err := before.RemoveInformer(ctx, object); err != nil {
+				return err
+			}
+		}
+		return c.RemoveInformer(ctx, object)
+	})
 }
 
 // IndexField implements client.FieldIndexer. Connections that share a cache may index the same

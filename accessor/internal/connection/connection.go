@@ -255,10 +255,12 @@ func (c *Connection) Leave() {
 // it in answer to a review of this connection. verified is zero if the API server rejected it.
 func (c *Connection) ReportIdentity(verified time.Time) {
 	switch {
-	case !verified.IsZero():
+	case c.room == nil:
 		c.evidence.Verified(verified)
-	case c.room != nil:
+	case verified.IsZero():
 		c.room.Doubt()
+	default:
+		c.room.Verified(verified)
 	}
 }
 

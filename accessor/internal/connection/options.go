@@ -67,6 +67,11 @@ func (o *CacheOptions) SharesIdentities() bool {
 		if ptr.Deref(of.UnsafeDisableDeepCopy, false) {
 			return false
 		}
+		for _, config := range of.Namespaces {
+			if ptr.Deref(config.UnsafeDisableDeepCopy, false) {
+				return false
+			}
+		}
 	}
 	return true
 }

@@ -18,7 +18,7 @@ import (
 	"github.com/latchkey-dev/latchkey/scopedcache"
 )
 
-// requests are what a cache sends its requests with, and how long it runs.
+// cacheUser is what a cache sends its requests with, and how long it runs.
 type cacheUser struct {
 	life    context.Context
 	tasks   *workpool.TaskGroup

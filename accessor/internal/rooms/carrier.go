@@ -1,6 +1,8 @@
 package rooms
 
 import (
+	"bytes"
+	"context"
 	"errors"
 	"io"
 	"net/http"
@@ -14,11 +16,11 @@ var errNoMember = errors.New("no connection of the identity may send requests an
 
 // carrier is the RoundTripper for what the members of a room send together: the lists, watches and
 // reviews of their informers. It sends each request as one of the members, through that member's
-// own RoundTripper, in that member's term. So the API server sees nothing that it would not see
-// without the room, but for the extension that is named.
+// own RoundTripper. So the API server sees nothing that it would not see without the room, but for
+// the extension that is named.
 //
 // When the member ends, so do its requests. The next member sends those that have no answer yet.
-// Watches end with term.ErrHandedOver, and go on through the next member.
+// Long answers that are being read, as those of lists and watches, end with term.ErrHandedOver.
 type carrier struct {
 	set  *Set
 	room *Room
@@ -35,11 +37,16 @@ func (c carrier) RoundTrip(req *http.Request) (*http.Response, error) {
 		}
 		resp, err := m.member.RoundTrip(sent)
 		if err == nil {
+			err = read(resp)
+		}
+		switch {
+		case err == nil:
 			resp.Request = req
 			resp.Body = &carriedBody{ReadCloser: resp.Body, member: m.member}
 			return resp, nil
-		}
-		if m.member.Err() == nil || req.Context().Err() != nil {
+		case req.Context().Err() != nil:
+			return nil, context.Cause(req.Context()) // err may be about the member's extension
+		case m.member.Err() == nil:
 			return nil, err
 		}
 		failed = m
@@ -48,6 +55,20 @@ func (c carrier) RoundTrip(req *http.Request) (*http.Response, error) {
 			return nil, err
 		}
 	}
+}
+
+// short is the length of the longest answer that is read at once.
+const short = 1 << 20
+
+// read reads an answer that is short, so that it is not handed over.
+func read(resp *http.Response) error {
+	if resp.ContentLength < 0 || resp.ContentLength > short {
+		return nil
+	}
+	content, err := io.ReadAll(resp.Body)
+	_ = resp.Body.Close()
+	resp.Body = io.NopCloser(bytes.NewReader(content))
+	return err
 }
 
 // pick returns the member that sends the room's requests now, nil if there is none: the one that

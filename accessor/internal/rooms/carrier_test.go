@@ -23,8 +23,9 @@ type testMember struct {
 	err   error // Err
 	doubt func()
 	// sent is called for each request, and may end the member.
-	sent func(*http.Request) error
-	body io.Reader // of answers; nil for the name
+	sent  func(*http.Request) error
+	body  io.Reader // of answers; nil for the name
+	short bool      // body has the length of the name
 }
 
 func (m *testMember) Doubt()     { m.doubt() }
@@ -49,7 +50,15 @@ func (m *testMember) RoundTrip(req *http.Request) (*http.Response, error) {
 	if body == nil {
 		body = strings.NewReader(m.name)
 	}
-	return &http.Response{StatusCode: http.StatusOK, Body: io.NopCloser(body)}, nil
+	return &http.Response{StatusCode: http.StatusOK, Body: io.NopCloser(body), ContentLength: m.length()}, nil
+}
+
+// length returns the Content-Length of answers.
+func (m *testMember) length() int64 {
+	if m.body == nil || m.short {
+		return int64(len(m.name))
+	}
+	return -1
 }
 
 var errEnded = errors.New("the member has ended")
@@ -170,7 +179,7 @@ func TestRequestsThatFail(t *testing.T) {
 	_, err := senderOf(transport, newRequest(g, http.MethodGet, "/api"))
 	g.Expect(err).To(MatchError("refused"))
 	ctx, cancel := context.WithCancel(t.Context())
-	members[0].sent = func(*http.Request) error { cancel(); members[0].err = errEnded; return ctx.Err() }
+	members[0].sent = func(*http.Request) error { cancel(); members[0].err = errEnded; return errEnded }
 	_, err = senderOf(transport, newRequest(g, http.MethodGet, "/api").WithContext(ctx))
 	g.Expect(err).To(MatchError(context.Canceled))
 }
@@ -179,7 +188,7 @@ func TestRequestsThatFail(t *testing.T) {
 func TestAnswersOfAMemberThatEnds(t *testing.T) {
 	g := NewWithT(t)
 	transport, members, _ := newRoom("a", "b")
-	read := func(end, memberErr error) error {
+	readWatch := func(end, memberErr error) error {
 		reader, writer := io.Pipe()
 		members[0].body = reader
 		resp, err := transport.RoundTrip(newRequest(g, http.MethodGet, "/api/v1/pods?watch=true"))
@@ -197,9 +206,32 @@ func TestAnswersOfAMemberThatEnds(t *testing.T) {
 		members[0].err = nil
 		return err
 	}
-	g.Expect(read(io.ErrUnexpectedEOF, nil)).To(MatchError(io.ErrUnexpectedEOF))
-	g.Expect(read(io.EOF, errEnded)).To(MatchError(io.EOF))
-	g.Expect(read(errEnded, errEnded)).To(MatchError(term.ErrHandedOver))
+	g.Expect(readWatch(io.ErrUnexpectedEOF, nil)).To(MatchError(io.ErrUnexpectedEOF))
+	g.Expect(readWatch(io.EOF, errEnded)).To(MatchError(io.EOF))
+	g.Expect(readWatch(errEnded, errEnded)).To(MatchError(term.ErrHandedOver))
+}
+
+// counted is a cache with one scope.
+type counted struct{ scopedcache.Cache }
+
+func (counted) AllStates() []scopedcache.ScopeState { return make([]scopedcache.ScopeState, 1) }
+
+// A short answer that is being read when its sender ends is asked for again.
+func TestShortAnswersOfAMemberThatEnds(t *testing.T) {
+	g := NewWithT(t)
+	transport, members, _ := newRoom("a", "b")
+	reader, writer := io.Pipe()
+	members[0].body, members[0].short = reader, true
+	members[0].sent = func(*http.Request) error {
+		go func() {
+			members[0].err = errEnded
+			_ = writer.CloseWithError(errEnded)
+		}()
+		return nil
+	}
+	sender, err := senderOf(transport, newRequest(g, http.MethodPost, reviews))
+	g.Expect(err).NotTo(HaveOccurred())
+	g.Expect(sender).To(Equal("b"))
 }
 
 // The first member that needs the room's cache creates it, for all. It ends with the last.
@@ -217,8 +249,14 @@ func TestCacheOfARoom(t *testing.T) {
 		_, err := m.Cache(create)
 		g.Expect(err).To(MatchError("an index is wrong"))
 	}
-	g.Expect(created).To(Equal(1))
+	g.Expect(created).To(Equal(2), "what fails is tried again")
 	g.Expect(members[0].set.Scopes()).To(BeEmpty())
+	_, _, others := newRoom("c", "d")
+	for _, m := range others {
+		_, err := m.Cache(func(context.Context, http.RoundTripper) (scopedcache.Cache, error) { return counted{}, nil })
+		g.Expect(err).NotTo(HaveOccurred())
+	}
+	g.Expect(others[0].set.Scopes()).To(HaveLen(1), "each scope counts once")
 	members[0].Leave()
 	g.Expect(life.Err()).NotTo(HaveOccurred())
 	members[1].Leave()

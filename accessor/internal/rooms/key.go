@@ -13,20 +13,23 @@ import (
 
 // Key identifies a room.
 type Key struct {
-	target              *targets.Target
-	credential, version string // of the Resolution
-	untrusted           bool
-	username            string
-	uid                 types.UID
-	groups              string // sorted, each with its end
-	impersonator        string
-	impersonatorUID     types.UID
-	accountUID          types.UID
+	target          *targets.Target
+	credential      string // Key of the Resolution
+	untrusted       bool
+	username        string
+	uid             types.UID
+	groups          string // sorted, each with its end
+	impersonator    string
+	impersonatorUID types.UID
+	accountUID      types.UID
 }
 
 // KeyOf returns the room of a connection to the target, for which the API server stated the
 // identity. ok is false if the connection must share nothing with others.
 func KeyOf(target *targets.Target, resolution *identity.Resolution, stated connstate.Identity) (key Key, ok bool) {
+	if resolution.Version != "" { // siblings would take up a newer secret at different times
+		return Key{}, false
+	}
 	if !resolution.Sharable || len(resolution.ByObject) > 0 || stated.Username == "" {
 		return Key{}, false
 	}
@@ -41,7 +44,6 @@ func KeyOf(target *targets.Target, resolution *identity.Resolution, stated conns
 	return Key{
 		target:          target,
 		credential:      resolution.Key,
-		version:         resolution.Version,
 		untrusted:       resolution.UntrustedServer,
 		username:        stated.Username,
 		uid:             stated.UID,

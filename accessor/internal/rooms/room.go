@@ -65,9 +65,8 @@ type Room struct {
 	evidence Evidence
 	life     context.Context // ends with the last member
 	end      context.CancelFunc
-	building sync.Mutex
-	cache    scopedcache.Cache // guarded by building; nil before a member needs it
-	cacheErr error             // guarded by building
+	building sync.Mutex                        // while a member creates the cache
+	cache    atomic.Pointer[scopedcache.Cache] // nil before a member needs it
 
 	members []*Membership // guarded by the mu of the set; in the order in which they joined
 }
@@ -104,13 +103,15 @@ func (s *Set) Scopes() (states []scopedcache.ScopeState) {
 	rooms := slices.Collect(maps.Values(s.rooms))
 	s.mu.Unlock()
 	for _, room := range rooms {
-		room.building.Lock()
-		if all, ok := room.cache.(interface {
+		cache := room.cache.Load()
+		if cache == nil {
+			continue
+		}
+		if all, ok := (*cache).(interface {
 			AllStates() []scopedcache.ScopeState
 		}); ok {
 			states = append(states, all.AllStates()...)
 		}
-		room.building.Unlock()
 	}
 	return states
 }
@@ -121,21 +122,28 @@ type Membership struct {
 	set    *Set
 	room   *Room
 	member Member
+
+	doubted bool // guarded by the mu of the set: it was to ask for itself, and has not reported since
 }
 
 // Evidence returns what proves the identity of all members.
 func (m *Membership) Evidence() *Evidence { return &m.room.evidence }
 
 // Cache returns the cache that all members use. The first member that needs it creates it: life
-// ends with the last member, and requests go through transport. An error is that of all members.
+// ends with the last member, and requests go through transport. After an error, the next member
+// tries again.
 func (m *Membership) Cache(create func(life context.Context, transport http.RoundTripper) (scopedcache.Cache,
 	error)) (scopedcache.Cache, error) {
 	m.room.building.Lock()
 	defer m.room.building.Unlock()
-	if m.room.cache == nil && m.room.cacheErr == nil {
-		m.room.cache, m.room.cacheErr = create(m.room.life, carrier{m.set, m.room})
+	if cache := m.room.cache.Load(); cache != nil {
+		return *cache, nil
 	}
-	return m.room.cache, m.room.cacheErr
+	created, err := create(m.room.life, carrier{m.set, m.room})
+	if err == nil {
+		m.room.cache.Store(&created)
+	}
+	return created, err
 }
 
 // Leave ends the membership. Later calls have no effect.
@@ -152,15 +160,28 @@ func (m *Membership) Leave() {
 	}
 }
 
-// Doubt tells the other members that the API server has rejected the identity of this one, which
-// may have left meanwhile.
+// Doubt passes on that the API server has rejected the identity of this member, which may have left
+// meanwhile. Members that already ask for themselves are left out: where all are rejected, each
+// would ask all that remain.
 func (m *Membership) Doubt() {
 	m.set.mu.Lock()
-	members := slices.Clone(m.room.members)
-	m.set.mu.Unlock()
-	for _, other := range members {
-		if other != m {
-			other.member.Doubt()
+	var others []*Membership
+	for _, other := range m.room.members {
+		if other != m && !other.doubted {
+			other.doubted = true
+			others = append(others, other)
 		}
 	}
+	m.set.mu.Unlock()
+	for _, other := range others {
+		other.member.Doubt()
+	}
+}
+
+// Verified records that the API server stated the identity in answer to a review of the member.
+func (m *Membership) Verified(at time.Time) {
+	m.room.evidence.Verified(at)
+	m.set.mu.Lock()
+	defer m.set.mu.Unlock()
+	m.doubted = false
 }

@@ -35,7 +35,7 @@ func TestKeyOf(t *testing.T) {
 	}
 	red := func() user {
 		return user{
-			resolution: identity.Resolution{Key: "serviceaccount red 1", Version: "a", UID: "1", Sharable: true},
+			resolution: identity.Resolution{Key: "serviceaccount red 1", UID: "1", Sharable: true},
 			stated: connstate.Identity{
 				Username:             "red",
 				UID:                  "1",
@@ -65,7 +65,6 @@ func TestKeyOf(t *testing.T) {
 	for name, change := range map[string]func(*user){
 		"another target":                   func(u *user) { u.target = targetOf(t, "https://red.invalid") },
 		"another credential":               func(u *user) { u.resolution.Key = "serviceaccount red 2" },
-		"another secret":                   func(u *user) { u.resolution.Version = "b" },
 		"another user":                     func(u *user) { u.stated.Username = "blue" },
 		"another UID":                      func(u *user) { u.stated.UID = "3" },
 		"another UID, not stated":          func(u *user) { u.resolution.UID = "3" },
@@ -87,6 +86,7 @@ func TestKeyOf(t *testing.T) {
 	}
 	for name, change := range map[string]func(*user){
 		"a provider that does not know": func(u *user) { u.resolution.Sharable = false },
+		"a secret with a Version":       func(u *user) { u.resolution.Version = "1" },
 		"a user without a UID":          func(u *user) { u.resolution.UID, u.stated.UID = "", "" },
 		"a user without a name":         func(u *user) { u.stated.Username = "" },
 		"cache options of its own": func(u *user) {
@@ -123,12 +123,16 @@ func TestEvidenceOfTheRoom(t *testing.T) {
 	red1.Doubt()
 	g.Expect(doubted).To(Equal([]string{"red2", "red3"}), "the member itself has left")
 	red2.Doubt()
+	g.Expect(doubted).To(Equal([]string{"red2", "red3"}), "it asks already")
+	red3.Verified(now.Add(2))
+	g.Expect(red2.Evidence().LastVerified()).To(Equal(now.Add(2)))
+	red2.Doubt()
 	g.Expect(doubted).To(Equal([]string{"red2", "red3", "red3"}))
 	red2.Leave()
 	red3.Leave()
-	g.Expect(join(set, "red4", "red").Evidence().LastServed()).To(BeZero(), "a room without members is gone")
+	red4 := join(set, "red4", "red")
 	red1.Evidence().Served(now)
-	g.Expect(set.rooms).To(HaveLen(2))
+	g.Expect(red4.Evidence().LastServed()).To(BeZero(), "a room without members is gone")
 }
 
 // A room that is about to end takes no new member.

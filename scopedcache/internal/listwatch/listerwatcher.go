@@ -13,6 +13,7 @@ import (
 	toolscache "k8s.io/client-go/tools/cache"
 	"k8s.io/client-go/util/watchlist"
 
+	"github.com/latchkey-dev/latchkey/internal/term"
 	"github.com/latchkey-dev/latchkey/scopedcache/internal/deepcall"
 	"github.com/latchkey-dev/latchkey/scopedcache/internal/monitor"
 )
@@ -150,6 +151,9 @@ func sendUntilServed[result any](ctx context.Context, l *ListerWatcher, request 
 	for {
 		sent := time.Now()
 		r, err := send()
+		if errors.Is(err, term.ErrHandedOver) && ctx.Err() == nil {
+			continue // the next sender answers
+		}
 		if ctx.Err() != nil || !l.Report(request, sent, err) || l.ReturnAll {
 			return r, err
 		}

@@ -52,12 +52,13 @@ func observe(ctx context.Context, decoder watch.Decoder, observer Observer, opti
 		return decoder
 	}
 	observer.WatchBegan(ptr.Deref(options.SendInitialEvents, false))
+	now := time.Now()
 	return &observedDecoder{
 		Decoder:  decoder,
 		observer: observer,
 		ctx:      ctx,
-		began:    time.Now(),
-		since:    time.Now(),
+		began:    now,
+		since:    now,
 		asked:    time.Duration(ptr.Deref(options.TimeoutSeconds, 0)) * time.Second,
 	}
 }
@@ -92,9 +93,10 @@ func (d *observedDecoder) Decode() (watch.EventType, runtime.Object, error) {
 	return event, object, err
 }
 
-// leastWatch is how long a watch without events lasts at least, after the list that it may begin
-// with. client-go lists again after one that is shorter than a second.
-const leastWatch = 1100 * time.Millisecond
+// leastWatch is how long a watch without events lasts at least: client-go lists again after one
+// that is shorter than a second. After the list that it may begin with, it is leastAfterList,
+// because client-go begins to count when the list is in its store.
+const leastWatch, leastAfterList = 1100 * time.Millisecond, 3 * time.Second
 
 // awaitLeastWatch delays the end of a watch that another sender is to go on with, so that it goes
 // on without a list. Nothing is lost: it goes on where it ended.
@@ -102,8 +104,12 @@ func (d *observedDecoder) awaitLeastWatch() {
 	if d.events {
 		return
 	}
+	least := leastWatch
+	if d.since.After(d.began) {
+		least = leastAfterList
+	}
 	select {
-	case <-time.After(leastWatch - time.Since(d.since)):
+	case <-time.After(least - time.Since(d.since)):
 	case <-d.ctx.Done():
 	case <-d.closed.Done():
 	}

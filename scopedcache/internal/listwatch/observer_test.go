@@ -159,7 +159,7 @@ func TestHandOver(t *testing.T) {
 		events, lists, stop bool
 		after, want         time.Duration
 	}{
-		"right after a list": {lists: true, after: time.Minute, want: time.Minute + leastWatch},
+		"right after a list": {lists: true, after: time.Minute, want: time.Minute + leastAfterList},
 		"at once":            {want: leastWatch},
 		"after a while":      {after: time.Minute, want: time.Minute},
 		"after an event":     {events: true},
