@@ -306,7 +306,7 @@ func (s *sequence) settle() error {
 			s.did("the connection matches the model")
 			return nil
 		}
-		if time.Now().After(deadline) {
+		if time.Now().After(deadline) || s.late.Load() != nil {
 			return fmt.Errorf("%s", wrong)
 		}
 		<-time.After(5 * time.Millisecond)
