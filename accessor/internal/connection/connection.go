@@ -233,37 +233,6 @@ func (c *Connection) SetIdentity(stated connstate.Identity) {
 	}
 }
 
-// Join makes the connection share what proves its identity with those that are certainly of the
-// same user. Call it once, before others get the connection; Leave ends that.
-func (c *Connection) Join() {
-	key, ok := rooms.KeyOf(c.target, &c.resolution, c.statedIdentity)
-	if c.options.Rooms == nil || !ok {
-		return
-	}
-	c.room = c.options.Rooms.Join(key, roomMember{c})
-	c.evidence = c.room.Evidence()
-}
-
-// Leave ends what Join began.
-func (c *Connection) Leave() {
-	if c.room != nil {
-		c.room.Leave()
-	}
-}
-
-// ReportIdentity reports to the connections that share the identity when the API server last stated
-// it in answer to a review of this connection. verified is zero if the API server rejected it.
-func (c *Connection) ReportIdentity(verified time.Time) {
-	switch {
-	case c.room == nil:
-		c.evidence.Verified(verified)
-	case verified.IsZero():
-		c.room.Doubt()
-	default:
-		c.room.Verified(verified)
-	}
-}
-
 // Use makes requests use the credential from now on.
 func (c *Connection) Use(credential *Credential) { c.credential.Store(credential) }
 
@@ -380,9 +349,6 @@ func (c *Connection) Identity() connstate.Identity {
 	identity.Groups = slices.Clone(identity.Groups)
 	return identity
 }
-
-// Evidence returns what proves the identity. Call it after Join.
-func (c *Connection) Evidence() *rooms.Evidence { return c.evidence }
 
 // RESTConfig returns a copy of the connection's config, which the caller may change.
 func (c *Connection) RESTConfig() *rest.Config {

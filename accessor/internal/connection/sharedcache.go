@@ -1,7 +1,6 @@
 package connection
 
 import (
-	"cmp"
 	"context"
 	"net/http"
 
@@ -12,7 +11,6 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
-	"github.com/latchkey-dev/latchkey/accessor/internal/rooms"
 	"github.com/latchkey-dev/latchkey/accessor/internal/targets"
 	"github.com/latchkey-dev/latchkey/accessor/internal/workpool"
 	"github.com/latchkey-dev/latchkey/scopedcache"
@@ -113,19 +111,3 @@ func (c *Connection) startCache(options map[client.Object]cache.ByObject, of cac
 	instance.WaitForCacheSync(of.life)                     // the cache has no scope yet, so this waits for Start only
 	return instance.(scopedcache.Cache), nil
 }
-
-// roomMember is a connection in its room.
-type roomMember struct{ *Connection }
-
-var _ rooms.Member = roomMember{}
-
-// RoundTrip implements rooms.Member.
-func (m roomMember) RoundTrip(req *http.Request) (*http.Response, error) {
-	return m.streams.Transport.RoundTrip(req)
-}
-
-// Err implements rooms.Member. A connection whose extension is given up sends nothing any more.
-func (m roomMember) Err() error { return cmp.Or(m.Connection.Err(), m.requests.Refused()) }
-
-// Doubt implements rooms.Member: it is what a 401 to a request of the connection is.
-func (m roomMember) Doubt() { m.observers.Unauthorized() }

@@ -89,7 +89,7 @@ func again(req *http.Request) (repeated *http.Request, ok bool) {
 	switch {
 	case term.MayHaveChanged(req) && !connstate.IsReview(req.URL.Path):
 		return nil, false
-	case req.Body == nil || req.Body == http.NoBody:
+	case req.Body == nil:
 		return req, true
 	case req.GetBody == nil:
 		return nil, false

@@ -122,8 +122,6 @@ type Membership struct {
 	set    *Set
 	room   *Room
 	member Member
-
-	doubted bool // guarded by the mu of the set: it was to ask for itself, and has not reported since
 }
 
 // Evidence returns what proves the identity of all members.
@@ -161,27 +159,15 @@ func (m *Membership) Leave() {
 }
 
 // Doubt passes on that the API server has rejected the identity of this member, which may have left
-// meanwhile. Members that already ask for themselves are left out: where all are rejected, each
-// would ask all that remain.
+// meanwhile. Each member decides what that means for it: one that already asks for itself does
+// nothing.
 func (m *Membership) Doubt() {
 	m.set.mu.Lock()
-	var others []*Membership
-	for _, other := range m.room.members {
-		if other != m && !other.doubted {
-			other.doubted = true
-			others = append(others, other)
+	members := slices.Clone(m.room.members)
+	m.set.mu.Unlock()
+	for _, other := range members {
+		if other != m {
+			other.member.Doubt()
 		}
 	}
-	m.set.mu.Unlock()
-	for _, other := range others {
-		other.member.Doubt()
-	}
-}
-
-// Verified records that the API server stated the identity in answer to a review of the member.
-func (m *Membership) Verified(at time.Time) {
-	m.room.evidence.Verified(at)
-	m.set.mu.Lock()
-	defer m.set.mu.Unlock()
-	m.doubted = false
 }
