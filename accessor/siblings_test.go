@@ -49,6 +49,23 @@ func (c *reviewCounter) of(prefix string) (sum int) {
 	return sum
 }
 
+// driveSiblings connects three extensions of one user, and two of others. They are probed when
+// there is a reason, and not by the clock.
+func driveSiblings(t *testing.T, sharable bool) (*driver, *reviewer, *reviewCounter) {
+	r := newReviewer(t)
+	reviews := countReviews(r)
+	probes := fastProbes
+	probes.Interval, probes.IdentityInterval = time.Second, time.Hour
+	d := drive(t, r.URL, probes, noRetry)
+	d.sharable = sharable
+	for name, token := range map[string]string{"red-1": "red", "red-2": "red", "red-3": "red", "blue": "blue",
+		"green": "green"} {
+		d.extension(name, token)
+		d.eventually(name, connectedAs("user-of-"+token))
+	}
+	return d, r, reviews
+}
+
 // deadline returns when an extension is probed next, unless something happens before.
 func (d *driver) deadline(name string) time.Time {
 	a, _ := d.byKey.Load(client.ObjectKey{Name: name})
@@ -63,16 +80,7 @@ func TestSiblingsShareProbes(t *testing.T) {
 	for name, shared := range map[string]bool{"certainly one user": true, "perhaps one user": false} {
 		t.Run(name, func(t *testing.T) {
 			g := NewWithT(t)
-			r := newReviewer(t)
-			reviews := countReviews(r)
-			probes := fastProbes
-			probes.Interval, probes.IdentityInterval = time.Second, time.Hour
-			d := drive(t, r.URL, probes, noRetry)
-			d.sharable = shared
-			for name, token := range map[string]string{"red-1": "red", "red-2": "red", "blue": "blue"} {
-				d.extension(name, token)
-				d.eventually(name, connectedAs("user-of-"+token))
-			}
+			d, _, reviews := driveSiblings(t, shared)
 			sibling, other := d.deadline("red-2"), d.deadline("blue")
 			g.Expect(apierrors.IsUnauthorized(d.get("red-1"))).To(BeTrue(), "so that it probes")
 			g.Eventually(func() int { return reviews.of("red-1") }).WithTimeout(patience).Should(BeNumerically(">=", 2))
@@ -104,17 +112,7 @@ func (d *driver) get(name string) error {
 // themselves. Other identities do not.
 func TestSiblingsAskAfterADoubt(t *testing.T) {
 	g := NewWithT(t)
-	r := newReviewer(t)
-	reviews := countReviews(r)
-	probes := fastProbes
-	probes.Interval, probes.IdentityInterval = time.Second, time.Hour
-	d := drive(t, r.URL, probes, noRetry)
-	d.sharable = true
-	for name, token := range map[string]string{"red-1": "red", "red-2": "red", "red-3": "red", "blue": "blue",
-		"green": "green"} {
-		d.extension(name, token)
-		d.eventually(name, connectedAs("user-of-"+token))
-	}
+	d, r, reviews := driveSiblings(t, true)
 	r.refuse.Store(new("red-1"))
 	g.Expect(apierrors.IsUnauthorized(d.get("red-1"))).To(BeTrue())
 	r.nothing.Store(true)
