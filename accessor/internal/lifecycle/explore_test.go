@@ -61,7 +61,7 @@ var invariants = []struct {
 	{"a connect that was denied waits without an attempt, and at most for Timeout after the first denial",
 		func(t *transition) bool {
 			finished, ok := t.event.(AttemptFinished)
-			a, was := &t.current, &t.previous
+			a, was := &t.current, t.previous
 			if !ok || finished.Attempt != was.attempt.id || was.attempt.kind != Connect || was.stage != serving ||
 				finished.Answer.Verdict != connstate.Denied {
 				return was.deniedUntil.IsZero() || a.deniedUntil.IsZero() || a.deniedUntil.Equal(was.deniedUntil)
@@ -366,11 +366,13 @@ var invariants = []struct {
 
 // transition is one step of the exploration.
 type transition struct {
-	previous, current Machine
-	seen              Observed
-	event             Event
-	effects           []Effect
-	input, world      world // before the event, and after the step
+	previous     *Machine
+	current      Machine
+	rotation     rotation // of current, if it has one
+	seen         Observed
+	event        Event
+	effects      []Effect
+	input, world world // before the event, and after the step
 }
 
 // leaves reports whether the machine stops serving in this step.
@@ -388,7 +390,7 @@ func count[E Effect](effects []Effect) (n int) {
 // credentialsAddUp reports whether the effects on credentials lead to the machine's credentials.
 func (t *transition) credentialsAddUp() bool {
 	var list [4]CredentialID
-	open := credentialsOf(&t.previous, list[:0])
+	open := credentialsOf(t.previous, list[:0])
 	for _, e := range t.effects {
 		switch e := e.(type) {
 		case OpenCredential:
@@ -510,10 +512,11 @@ func (w world) stepOf(decoded *Machine, choice *input, t *transition) (next worl
 	if choice.before != nil {
 		w = choice.before(w)
 	}
-	*t = transition{previous: *decoded, current: *decoded, seen: w.observed(), event: choice.event(&w), input: w}
+	t.previous, t.current, t.seen, t.event, t.input = decoded, *decoded, w.observed(), choice.event(&w), w
 	m := &t.current
 	if m.rotation != nil {
-		m.rotation = new(*m.rotation)
+		t.rotation = *m.rotation
+		m.rotation = &t.rotation
 	}
 	if choice.seen != nil {
 		choice.seen(&t.seen)
@@ -551,8 +554,8 @@ func (w world) stepOf(decoded *Machine, choice *input, t *transition) (next worl
 	}
 	next = next.take(m)
 	t.world = next
-	for _, invariant := range invariants {
-		if !invariant.holds(t) {
+	for n := range invariants {
+		if invariant := &invariants[n]; !invariant.holds(t) {
 			broken = append(broken,
 				fmt.Sprintf("%s\n  world  %+v\n  event  %s %+v\n  effects %+v\n  after  %+v", invariant.name, w, choice.name,
 					t.event, t.effects, next))

@@ -300,6 +300,11 @@ func (w world) canonical() world {
 	if w.rotationNext < 0 {
 		w.rotationNext = 0
 	}
+	if w.version == 2 { // versions are only compared with each other, and all inputs exist for both
+		if w.version = 1; w.rotation != 0 {
+			w.rotation = 3 - w.rotation
+		}
+	}
 	if w.phase != 2 { // the health of an earlier connection is only shown
 		w.failures, w.lastProbe, w.lastSuccess, w.lastErr = 0, unset, unset, false
 	}
