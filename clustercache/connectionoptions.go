@@ -91,10 +91,11 @@ type CacheOptions struct {
 	// request, postpones the probes of all. If the API server rejects the identity of one, each of the
 	// others sends a probe of its own.
 	//
-	// With [Options].Ownership, connections share probes only. So does one that calls IndexField: use
-	// Indexes. AddIndexers of an informer that may be shared returns an error for a field, and does
-	// nothing else. DisableObjectSharing, and UnsafeDisableDeepCopy in ByObject, turn identity sharing
-	// off.
+	// With [Options].Ownership, the first read of a scope has all that was written before this replica
+	// took the extension over, which takes a list of metadata if siblings use the scope already. A
+	// connection that calls IndexField shares probes only: use Indexes. AddIndexers of an informer
+	// that may be shared returns an error for a field, and does nothing else. DisableObjectSharing,
+	// and UnsafeDisableDeepCopy in ByObject, turn identity sharing off.
 	DisableIdentitySharing bool
 }
 

@@ -6,6 +6,7 @@ import (
 	"maps"
 	"reflect"
 	"slices"
+	"sync/atomic"
 
 	"github.com/pkg/errors"
 	"k8s.io/client-go/rest"
@@ -67,6 +68,7 @@ type environment struct {
 	lists       *ListLimit
 	writes      *ownwrites.Writes // of the cache's clients
 	namespaces  *kind             // the metadata of namespaces, without the cache's options
+	fresh       atomic.Bool       // there has been a user that acts in a term
 }
 
 var _ Cache = (*scopedCache)(nil)

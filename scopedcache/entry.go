@@ -84,7 +84,7 @@ func (s *entry) lastErrorLocked() error {
 }
 
 // notSynced returns the error for a wait that ended.
-func (s *entry) notSynced(cause error) error {
+func (s *entry) notSynced(cause error) *NotSyncedError {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return &NotSyncedError{

@@ -32,10 +32,7 @@ func (s *entry) setState(e monitor.SetState) {
 	}
 	s.served = s.served || state == StateSynced
 	s.state, s.since, s.lastError = state, e.Since, err
-	if s.changed != nil {
-		close(s.changed)
-		s.changed = nil
-	}
+	s.changedLocked()
 	observers := slices.Clone(s.observers)
 	now := s.snapshotLocked()
 	s.mu.Unlock()
@@ -54,6 +51,14 @@ func (s *entry) setState(e monitor.SetState) {
 	}
 	if shown {
 		logChange(s.env.options.Logger, State(e.Before), now)
+	}
+}
+
+// changedLocked wakes those who wait for the informer. The caller holds mu.
+func (s *entry) changedLocked() {
+	if s.changed != nil {
+		close(s.changed)
+		s.changed = nil
 	}
 }
 

@@ -33,7 +33,9 @@ type NotSyncedError struct {
 	// GVK and Scope are what the informer watches.
 	GVK   schema.GroupVersionKind
 	Scope Scope
-	State State     // at the end of the wait: StateSyncing or StateFailing
+	// State is that at the end of the wait: StateSyncing or StateFailing, or StateSynced if only
+	// others may read what the informer has, because it may be older than what was written before.
+	State State
 	Since time.Time // when that state began
 	Last  error     // why the informer does not sync, nil if unknown
 	Cause error     // why the wait ended
@@ -48,6 +50,9 @@ func (e *NotSyncedError) Error() string {
 	last := "the API server has not answered yet"
 	if e.Last != nil {
 		last = untrusted.Shorten(e.Last.Error())
+	}
+	if e.State == StateSynced {
+		return fmt.Sprintf("the informer of %s%s is not read yet: %s: %v", e.GVK.String(), scope, last, e.Cause)
 	}
 	return fmt.Sprintf("the informer of %s%s has not synced, it is %s since %s: %s: %v", e.GVK.String(), scope, e.State,
 		e.Since.Format(time.RFC3339), last, e.Cause)

@@ -20,6 +20,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
+	"github.com/latchkey-dev/latchkey/internal/term"
 	"github.com/latchkey-dev/latchkey/internal/tracing"
 	"github.com/latchkey-dev/latchkey/internal/untrusted"
 	"github.com/latchkey-dev/latchkey/scopedcache/internal/access"
@@ -46,6 +47,9 @@ type informer struct {
 	since      atomic.Uint64      // see ownwrites.Informer
 	id         uint64             // that no other informer has
 	consistent bool               // whether the first list is
+	asOf       atomic.Uint64      // it has all that was written before so many terms had begun
+	catchesUp  atomic.Bool        // it is being made fresh for others
+	notListed  error              // guarded by entry.mu: why it could not be made fresh
 	polls      bool               // lists instead of watching
 	mu         sync.Mutex
 	watch      watch.Interface        // guarded by mu: the latest watch, nil before the first
@@ -98,6 +102,7 @@ func (i *informer) takeTurn(ctx context.Context, lists *ListLimit) (release func
 // before it succeeds.
 func (i *informer) willList() {
 	if i.consistent {
+		i.asOf.Store(term.Latest())
 		i.since.Store(i.entry.env.writes.Now())
 	}
 }
@@ -196,7 +201,7 @@ func (r *run) newInformer(mapping *meta.RESTMapping, poll time.Duration, life mo
 		mapping:    mapping,
 		id:         latestInformer.Add(1),
 		polls:      poll > 0,
-		consistent: r.entry.env.writes.Enabled() || r.entry.ofSet.Load(),
+		consistent: r.entry.env.writes.Enabled() || r.entry.env.fresh.Load() || r.entry.ofSet.Load(),
 	}
 	next.life, next.end = context.WithCancel(context.Background())
 	config, example := r.entry.selection.configOf(mapping), r.entry.selection.kind.example

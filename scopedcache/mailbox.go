@@ -29,6 +29,7 @@ type mailbox struct {
 	read    bool            // guarded by mu
 	tick    bool            // guarded by mu
 	idleDue bool            // guarded by mu; it is time to look whether the scope is idle
+	fresh   bool            // guarded by mu; a user waits for a fresh informer
 }
 
 // open makes the mailbox call start when there is something to take: now, and each time after take
@@ -60,6 +61,7 @@ func (m *mailbox) wake()        { m.put(func() {}) }
 func (m *mailbox) markWatched() { m.put(func() { m.watched = true }) }
 func (m *mailbox) markTick()    { m.put(func() { m.tick = true }) }
 func (m *mailbox) checkIdle()   { m.put(func() { m.idleDue = true }) }
+func (m *mailbox) wantFresh()   { m.put(func() { m.fresh = true }) }
 
 func (m *mailbox) answer(e monitor.Event) { m.put(func() { m.answers = append(m.answers, e) }) }
 func (m *mailbox) accessMayHaveChanged()  { m.put(func() { m.access = true }) }
@@ -145,6 +147,7 @@ type delivery struct {
 	watched bool            // whether RBAC events are watched may have changed, before the events
 	events  []monitor.Event // in the order in which the machine must step them
 	idle    bool            // it is time to look whether the scope is idle
+	fresh   bool            // a user waits for a fresh informer
 }
 
 // take removes and returns the content. If there is nothing to take, ok is false, and the caller
@@ -157,7 +160,7 @@ func (m *mailbox) take() (taken delivery, ok bool) {
 		return delivery{}, false
 	}
 	// An error of a later request says what the end of a watch does not.
-	taken = delivery{watches: m.watches, watched: m.watched, events: m.answers, idle: m.idleDue}
+	taken = delivery{watches: m.watches, watched: m.watched, events: m.answers, idle: m.idleDue, fresh: m.fresh}
 	if m.served {
 		taken.events = append(taken.events, monitor.Served{Life: m.life})
 	}
@@ -175,5 +178,6 @@ func (m *mailbox) take() (taken delivery, ok bool) {
 	}
 	m.answers, m.watches, m.trouble = nil, nil, nil
 	m.ready, m.watched, m.served, m.access, m.read, m.tick, m.idleDue = false, false, false, false, false, false, false
+	m.fresh = false
 	return taken, true
 }

@@ -46,7 +46,11 @@ func (u *use) add(handler toolscache.ResourceEventHandler, options toolscache.Ha
 	if u.user.hasEnded() {
 		return nil, u.user.stopError()
 	}
-	if s.running != nil {
+	switch {
+	case s.running == nil:
+	case !u.isFreshLocked():
+		s.mail.wantFresh()
+	default:
 		if err := r.attachLocked(s.running); err != nil {
 			return nil, err
 		}

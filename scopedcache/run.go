@@ -61,6 +61,9 @@ func (r *run) handleEvents() {
 		if r.catchUp(); taken.idle && !r.isOver() {
 			r.stopIfIdle()
 		}
+		if taken.fresh && !r.isOver() {
+			r.makeFresh()
+		}
 		if r.isOver() {
 			r.end()
 			return

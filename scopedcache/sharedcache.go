@@ -8,6 +8,7 @@ import (
 	"github.com/pkg/errors"
 
 	"github.com/latchkey-dev/latchkey/internal/replay"
+	"github.com/latchkey-dev/latchkey/internal/term"
 )
 
 // NewUser returns a Cache of which other users have the same scopes: what one of them reads or
@@ -19,11 +20,18 @@ import (
 // event handlers get no more calls. ended is called after calls of them that were in progress have
 // returned. onStateChange and onScopesChange are those of [Options], for the user's scopes.
 //
+// in is the term in which the user acts, nil for any time. What it reads has all that was written
+// before the term began, and its handlers receive nothing older. That takes a list of metadata if
+// there is an informer that was there before.
+//
 // The user cannot add indexes of fields: see errSharedIndex. The cache must outlive its users.
-func (s *scopedCache) NewUser(life context.Context, onStateChange func(State, ScopeState), onScopesChange,
-	ended func()) Cache {
+func (s *scopedCache) NewUser(life context.Context, in *term.Term, onStateChange func(State, ScopeState),
+	onScopesChange, ended func()) Cache {
 	user := newUser(s.env.options.ReadTimeout, onScopesChange, onStateChange)
-	user.shares = true
+	user.shares, user.since = true, term.Began(in)
+	if in != nil {
+		s.env.fresh.Store(true)
+	}
 	view := &scopedCache{
 		env:     s.env,
 		entries: s.entries,

@@ -38,7 +38,7 @@ func (m *member) reported() []State {
 func join(t *testing.T, c Cache) *member {
 	life, leave := context.WithCancelCause(context.Background())
 	m := &member{leave: leave, ended: make(chan struct{})}
-	m.scopedCache = c.(*scopedCache).NewUser(life, func(_ State, now ScopeState) {
+	m.scopedCache = c.(*scopedCache).NewUser(life, nil, func(_ State, now ScopeState) {
 		m.mu.Lock()
 		defer m.mu.Unlock()
 		m.states = append(m.states, now.State)

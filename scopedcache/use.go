@@ -158,7 +158,7 @@ func (u *use) serving() *informer {
 
 // await returns the informer that the user is to read from, or the reason why there is none. await
 // waits until one of them is known. What a scope has that others use already serves a user who is
-// new there as soon as the scope is Synced: one that fails may be old.
+// new there as soon as the scope is Synced, because one that fails may be old, and fresh.
 func (u *use) await(ctx context.Context) (*informer, error) {
 	if running := u.serving(); running != nil {
 		return running, nil
@@ -169,7 +169,7 @@ func (u *use) await(ctx context.Context) (*informer, error) {
 		if s.changed == nil {
 			s.changed = make(chan struct{})
 		}
-		if s.state == StateSynced {
+		if s.state == StateSynced && u.isFreshLocked() {
 			u.ready.Store(true)
 		}
 		running, state, lastError, changed := u.serving(), s.state, s.lastError, s.changed
@@ -185,6 +185,8 @@ func (u *use) await(ctx context.Context) (*informer, error) {
 		case state == StateNotServed:
 			s.mail.markWanted()
 			return nil, lastError
+		case state == StateSynced:
+			s.mail.wantFresh()
 		}
 		select {
 		case <-changed:
@@ -193,7 +195,7 @@ func (u *use) await(ctx context.Context) (*informer, error) {
 		case <-u.user.stopped():
 			return nil, u.user.stopError()
 		case <-ctx.Done():
-			return nil, s.notSynced(context.Cause(ctx))
+			return nil, u.notServed(context.Cause(ctx))
 		}
 	}
 }

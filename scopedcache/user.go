@@ -20,6 +20,7 @@ type user struct {
 	started chan struct{} // closed when the life begins
 	over    chan struct{} // closed when the life has ended
 	shares  bool          // there may be other users of the same scopes
+	since   uint64        // reads have all that was written before that term began; zero for none
 	uses    sync.Map      // from *entry to *use; written under entries.mu
 	named   int           // guarded by entries.mu: the number of uses of scopes that reads began for one name
 	left    []replay.Turn // guarded by entries.mu: of handlers that were removed while they were called

@@ -31,7 +31,7 @@ func NewLease(now func() time.Time, sent time.Time, duration time.Duration) *Lea
 		return nil
 	}
 	l.until.Store(int64(duration))
-	l.term.lease = l
+	l.term.lease, l.term.began = l, latest.Add(1)
 	l.term.ctx, l.term.cancel = context.WithCancelCause(context.Background())
 	l.mu.Lock()
 	defer l.mu.Unlock()

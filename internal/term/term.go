@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"sync/atomic"
 )
 
 var (
@@ -21,6 +22,7 @@ var (
 type Term struct {
 	lease   *Lease  // whose term this is; nil for one that Join returned
 	parents []*Term // with which the term ends
+	began   uint64  // see Began
 	ctx     context.Context
 	cancel  context.CancelCauseFunc
 }
@@ -29,7 +31,10 @@ type Term struct {
 // earlier, and no parent: from then on Err returns an error with that cause, which wraps ErrClosed.
 // What Join holds is released when end is called, or a parent ends.
 func Join(parents ...*Term) (joined *Term, end func(cause string)) {
-	joined = &Term{parents: slices.DeleteFunc(parents, func(parent *Term) bool { return parent == nil })}
+	joined = &Term{
+		parents: slices.DeleteFunc(parents, func(parent *Term) bool { return parent == nil }),
+		began:   latest.Add(1),
+	}
 	from := context.Background()
 	if len(joined.parents) > 0 {
 		from = joined.parents[0].ctx
@@ -42,6 +47,22 @@ func Join(parents ...*Term) (joined *Term, end func(cause string)) {
 	}
 	return joined, func(cause string) { joined.cancel(fmt.Errorf("%s: %w", cause, ErrClosed)) }
 }
+
+// latest is the number of terms of this process that have begun.
+var latest atomic.Uint64
+
+// Began returns how many terms of this process have begun with this one, zero for nil. What was
+// done when [Latest] was at least as large was done after the term had begun, and so after all that
+// others did in its place.
+func Began(t *Term) uint64 {
+	if t == nil {
+		return 0
+	}
+	return t.began
+}
+
+// Latest returns how many terms of this process have begun.
+func Latest() uint64 { return latest.Load() }
 
 // Err returns nil while the term lasts, and then an error that wraps ErrClosed. Err compares the
 // time itself: for each lease that the term needs, it costs an atomic load and a reading of the

@@ -13,6 +13,7 @@ import (
 
 	"github.com/latchkey-dev/latchkey/accessor/internal/targets"
 	"github.com/latchkey-dev/latchkey/accessor/internal/workpool"
+	"github.com/latchkey-dev/latchkey/fence"
 	"github.com/latchkey-dev/latchkey/scopedcache"
 )
 
@@ -42,9 +43,8 @@ func (c *Connection) ownCache(options map[client.Object]cache.ByObject) (scopedc
 }
 
 // sharesCache reports whether the connection uses a cache with others that are certainly of the
-// same user. In a term it does not: who takes over has to see all that its predecessor wrote, and a
-// cache that is there may not have that yet.
-func (c *Connection) sharesCache() bool { return c.room != nil && c.term == nil }
+// same user.
+func (c *Connection) sharesCache() bool { return c.room != nil }
 
 // sharedCache returns the connection's use of the cache of its room.
 func (c *Connection) sharedCache(options map[client.Object]cache.ByObject) (scopedcache.Cache, error) {
@@ -71,9 +71,9 @@ func (c *Connection) sharedCache(options map[client.Object]cache.ByObject) (scop
 		left = func() {}
 	}
 	return shared.(interface {
-		NewUser(life context.Context, onStateChange func(scopedcache.State, scopedcache.ScopeState), onScopesChange,
-			ended func()) scopedcache.Cache
-	}).NewUser(c.life, notifyAccessChanged(c.observers.AccessChanged), c.observers.ScopesChanged, left), nil
+		NewUser(life context.Context, in *fence.Term, onStateChange func(scopedcache.State, scopedcache.ScopeState),
+			onScopesChange, ended func()) scopedcache.Cache
+	}).NewUser(c.life, c.term, notifyAccessChanged(c.observers.AccessChanged), c.observers.ScopesChanged, left), nil
 }
 
 // startCache creates and starts a cache. startCache does no I/O: a scope sends its first request

@@ -32,6 +32,12 @@ func admin(t testing.TB) client.Client {
 // manyExtensions creates extensions whose ServiceAccounts may read and write ConfigMaps.
 func manyExtensions(t testing.TB, prefix string, n int) (names []string) {
 	t.Helper()
+	return extensionsOf(t, prefix, n, n)
+}
+
+// extensionsOf is manyExtensions for extensions that name so many ServiceAccounts.
+func extensionsOf(t testing.TB, prefix string, n, accounts int) (names []string) {
+	t.Helper()
 	g := NewWithT(t)
 	c := admin(t)
 	role := &rbacv1.ClusterRole{
@@ -39,7 +45,7 @@ func manyExtensions(t testing.TB, prefix string, n int) (names []string) {
 		Rules: []rbacv1.PolicyRule{{
 			APIGroups: []string{""},
 			Resources: []string{"configmaps"},
-			Verbs:     []string{"get", "list", "watch", "patch"},
+			Verbs:     []string{"get", "list", "watch", "patch", "update"},
 		}},
 	}
 	binding := &rbacv1.ClusterRoleBinding{
@@ -63,7 +69,12 @@ func manyExtensions(t testing.TB, prefix string, n int) (names []string) {
 			if err := c.Create(t.Context(), account); err != nil {
 				return err
 			}
-			return c.Create(t.Context(), newExtension(prefix, name))
+			extension := newExtension(prefix, name)
+			if err := unstructured.SetNestedField(extension.Object, fmt.Sprintf("%s-%d", prefix, i%accounts), "spec",
+				"serviceAccount", "name"); err != nil {
+				return err
+			}
+			return c.Create(t.Context(), extension)
 		})
 	}
 	g.Expect(creating.Wait()).To(Succeed())
@@ -86,7 +97,7 @@ func manyExtensions(t testing.TB, prefix string, n int) (names []string) {
 }
 
 // newExtension returns an extension of a fleet. It names the ServiceAccount of its own name.
-func newExtension(fleet, name string) client.Object {
+func newExtension(fleet, name string) *unstructured.Unstructured {
 	extension := &unstructured.Unstructured{Object: map[string]any{
 		"metadata": map[string]any{"name": name, "labels": map[string]any{clustercache.WatchLabel: fleet}},
 		"spec":     map[string]any{"namespace": "default", "serviceAccount": map[string]any{"name": name}},

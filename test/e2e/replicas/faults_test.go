@@ -106,8 +106,8 @@ func (f *faulty) ended(r *replica) {
 	f.running = slices.DeleteFunc(f.running, func(other *replica) bool { return other == r })
 }
 
-// Whatever happens to replicas, no two of them send requests for one extension in turns, and in the
-// end every extension is served.
+// Whatever happens to replicas, no two of them send requests for one extension in turns, what a
+// replica reads has all that the one before wrote, and in the end every extension is served.
 func TestRandomFaults(t *testing.T) {
 	for n := range *sequences {
 		seed := *seed + uint64(n)
@@ -121,7 +121,11 @@ func TestRandomFaults(t *testing.T) {
 func testRandomFaults(t *testing.T, seed uint64) {
 	g := NewWithT(t)
 	name := fmt.Sprintf("faults-%d", seed)
-	tenants := manyExtensions(t, name, 6)
+	accounts, updates := 6, seed%2 == 1
+	if updates { // three extensions for each ServiceAccount, with caches
+		accounts = 2
+	}
+	tenants := extensionsOf(t, name, 6, accounts)
 	f := &faulty{
 		random: rand.New(rand.NewPCG(seed, 0)),
 		paths:  map[*replica]*proxy{}, //nolint:gosec // not a secret
@@ -130,6 +134,7 @@ func testRandomFaults(t *testing.T, seed uint64) {
 			Buckets:    faultBuckets,
 			Lease:      time.Second,
 			WritePause: 20 * time.Millisecond,
+			Updates:    updates,
 		}),
 	}
 	defer func() {
@@ -175,6 +180,9 @@ func testRandomFaults(t *testing.T, seed uint64) {
 		}
 	}
 	expectHolders(t, name, tenants)
+	for _, conflict := range conflictsOf(name) {
+		t.Errorf("the cache lacked what the replica before had written: %+v", conflict)
+	}
 }
 
 // expectHolders checks that each request for an extension is of the replica that wrote the Lease of

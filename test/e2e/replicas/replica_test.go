@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"os"
 	"os/signal"
+	"strconv"
 	"strings"
 	"sync"
 	"syscall"
@@ -75,6 +76,9 @@ type options struct {
 	WritePause time.Duration
 	// ReadEvery is how often a replica reads as each tenant that it is connected for, 0 for never.
 	ReadEvery time.Duration
+	// Updates makes a replica update what its cache has, instead of patching. Each update names the
+	// version that was read.
+	Updates bool
 	// Unfenced leaves out what is tested, to see the tests fail.
 	Unfenced bool
 }
@@ -111,6 +115,11 @@ func runReplica(text string) error {
 	cacheOptions := clustercache.Options{
 		AllowIdentity: clustercache.GuardedByAdmission,
 		Client:        clustercache.ClientOptions{UserAgent: o.Name, QPS: 10_000, Burst: 10_000},
+	}
+	cacheOptions.Client.Cache.ReadYourWrites = o.Updates
+	writers, writeOnce := 2, patch
+	if o.Updates {
+		writers, writeOnce = 1, update
 	}
 	managerCtx := ctx
 	if o.Ring != "" {
@@ -183,8 +192,8 @@ func runReplica(text string) error {
 	if err := mgr.Add(everywhere(func(ctx context.Context) error {
 		var writing sync.WaitGroup
 		for _, extension := range o.Extensions {
-			for range 2 {
-				writing.Go(func() { write(ctx, cc, keyOf(extension), cmp.Or(o.WritePause, 5*time.Millisecond)) })
+			for range writers {
+				writing.Go(func() { write(ctx, cc, keyOf(extension), cmp.Or(o.WritePause, 5*time.Millisecond), writeOnce) })
 			}
 		}
 		writing.Wait()
@@ -326,21 +335,41 @@ func newLock(config *rest.Config, o options) (resourcelock.Interface, error) {
 
 // write writes as the tenant, again and again, and leaves the API server some room. Nothing in it
 // cares for leases.
-func write(ctx context.Context, cc clustercache.ClusterCache, extension client.ObjectKey, pause time.Duration) {
+func write(ctx context.Context, cc clustercache.ClusterCache, extension client.ObjectKey, pause time.Duration,
+	writeOnce func(ctx context.Context, cc clustercache.ClusterCache, extension, object client.ObjectKey, n int) error) {
 	name := strings.TrimSuffix(extension.Name, extensionSuffix) // of a ConfigMap that is no extension itself
-	object := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: name}}
+	object := client.ObjectKey{Namespace: "default", Name: name}
 	for n := 0; ctx.Err() == nil; n++ {
-		c, err := cc.GetUncachedClient(ctx, extension)
-		if err == nil {
-			err = c.Patch(ctx, object, client.RawPatch("application/merge-patch+json",
-				fmt.Appendf(nil, `{"data": {"n": "%d"}}`, n)))
-		}
-		_ = err // such as NotLeading
+		_ = writeOnce(ctx, cc, extension, object, n) // such as NotLeading
 		select {
 		case <-ctx.Done():
 		case <-time.After(pause):
 		}
 	}
+}
+
+func patch(ctx context.Context, cc clustercache.ClusterCache, extension, object client.ObjectKey, n int) error {
+	c, err := cc.GetUncachedClient(ctx, extension)
+	if err != nil {
+		return err
+	}
+	return c.Patch(ctx, &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: object.Namespace, Name: object.Name}},
+		client.RawPatch("application/merge-patch+json", fmt.Appendf(nil, `{"data": {"n": "%d"}}`, n)))
+}
+
+// update changes what the cache has, at the version that it has. The API server rejects that as a
+// conflict if the cache lacks a write.
+func update(ctx context.Context, cc clustercache.ClusterCache, extension, object client.ObjectKey, n int) error {
+	c, err := cc.GetClient(ctx, extension)
+	if err != nil {
+		return err
+	}
+	read := &corev1.ConfigMap{}
+	if err := c.Get(ctx, object, read); err != nil {
+		return err
+	}
+	read.Data = map[string]string{"n": strconv.Itoa(n)}
+	return c.Update(ctx, read)
 }
 
 // hangForEvents watches for an extension with a handler that never returns.

@@ -223,9 +223,15 @@ type auditReader struct {
 	offset   int64                      // guarded by mu; of the first line that was not read
 	requests map[string][]tenantRequest // guarded by mu; by the prefix of the extension's name
 	leases   map[string][]leaseWrite    // guarded by mu; by fleet
+	// guarded by mu; the requests whose answer was a conflict, by the prefix of the extension
+	conflicts map[string][]tenantRequest
 }
 
-var audit = auditReader{requests: map[string][]tenantRequest{}, leases: map[string][]leaseWrite{}}
+var audit = auditReader{
+	requests:  map[string][]tenantRequest{},
+	leases:    map[string][]leaseWrite{},
+	conflicts: map[string][]tenantRequest{},
+}
 
 // tenantRequests returns the requests of all replicas as the tenants whose names begin with prefix
 // and a dash, by the time at which the API server received them.
@@ -236,6 +242,14 @@ func tenantRequests(prefix string) []tenantRequest {
 	requests := slices.Clone(audit.requests[prefix])
 	slices.SortStableFunc(requests, func(x, y tenantRequest) int { return x.at.Compare(y.at) })
 	return requests
+}
+
+// conflictsOf returns the requests of tenantRequests that the API server answered with a conflict.
+func conflictsOf(prefix string) []tenantRequest {
+	audit.mu.Lock()
+	defer audit.mu.Unlock()
+	audit.readLocked()
+	return slices.Clone(audit.conflicts[prefix])
 }
 
 // leaseWrites returns the writes to the Leases of a fleet's buckets, by the time of the answer.
@@ -263,9 +277,11 @@ func (a *auditReader) readLocked() {
 			return // also a line that the API server has not finished
 		}
 		a.offset += int64(len(line))
-		ofTenant := bytes.Contains(line, []byte(" extension/")) && bytes.Contains(line, []byte(`"stage":"RequestReceived"`))
-		ofLease := bytes.Contains(line, []byte("-bucket-")) && bytes.Contains(line, []byte(`"stage":"ResponseComplete"`))
-		if !ofTenant && !ofLease {
+		ofTenant, complete := bytes.Contains(line, []byte(" extension/")), bytes.Contains(line, []byte(`"stage":"ResponseComplete"`))
+		isConflict := ofTenant && complete && bytes.Contains(line, []byte(`"code":409`))
+		ofLease := bytes.Contains(line, []byte("-bucket-")) && complete
+		ofTenant = ofTenant && bytes.Contains(line, []byte(`"stage":"RequestReceived"`))
+		if !ofTenant && !ofLease && !isConflict {
 			continue
 		}
 		var event auditv1.Event
@@ -278,8 +294,13 @@ func (a *auditReader) readLocked() {
 		}
 		replica, extension, _ := strings.Cut(event.UserAgent, " extension/")
 		prefix := prefixOf(extension)
-		a.requests[prefix] = append(a.requests[prefix], tenantRequest{replica, extension,
-			event.RequestReceivedTimestamp.Time, event.Verb + " " + event.RequestURI})
+		request := tenantRequest{replica, extension, event.RequestReceivedTimestamp.Time,
+			event.Verb + " " + event.RequestURI}
+		if isConflict {
+			a.conflicts[prefix] = append(a.conflicts[prefix], request)
+			continue
+		}
+		a.requests[prefix] = append(a.requests[prefix], request)
 	}
 }
 
