@@ -33,8 +33,9 @@ type handEngine struct {
 	running chan ownership.Replica
 
 	mu    sync.Mutex
-	owned map[string]bool // guarded by mu; by name
-	hold  chan struct{}   // guarded by mu; the next Owns announces itself on it, and waits for another receive
+	owned map[string]bool         // guarded by mu; by name
+	alone map[string]*fence.Fence // guarded by mu; of extensions with a lease of their own
+	hold  chan struct{}           // guarded by mu; the next Owns announces itself on it, and waits for another receive
 }
 
 func newHandEngine(f *fence.Fence) *handEngine {
@@ -47,9 +48,12 @@ func (*handEngine) Check(schema.GroupKind, bool) error { return nil }
 
 func (e *handEngine) Owns(extension client.Object) (*fence.Term, bool) {
 	e.mu.Lock()
-	owned, hold := e.owned[extension.GetName()], e.hold
+	owned, hold, alone := e.owned[extension.GetName()], e.hold, e.alone[extension.GetName()]
 	e.hold = nil
 	e.mu.Unlock()
+	if alone != nil {
+		return alone.Term(), owned
+	}
 	if hold != nil {
 		hold <- struct{}{}
 		hold <- struct{}{}

@@ -3,21 +3,19 @@ package e2e
 import (
 	"fmt"
 	"net/url"
-	"slices"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
 	. "github.com/onsi/gomega"
 	corev1 "k8s.io/api/core/v1"
-	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	toolscache "k8s.io/client-go/tools/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/cluster"
 
 	"github.com/latchkey-dev/latchkey/clustercache"
 	"github.com/latchkey-dev/latchkey/scopedcache"
+	"github.com/latchkey-dev/latchkey/test/support/testenv"
 )
 
 // siblings creates extensions that all name one ServiceAccount, which may use all core resources,
@@ -116,123 +114,6 @@ func TestSiblingsShareAnInformer(t *testing.T) {
 	g.Expect(o.waitConnected(t, unread).Scopes).To(BeEmpty(), "what siblings read is not shown")
 }
 
-// received records what a handler is called for.
-type received struct {
-	mu     sync.Mutex
-	events []string
-}
-
-func (r *received) add(event string, object any) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if name := object.(client.Object).GetName(); strings.HasPrefix(name, "made-") {
-		r.events = append(r.events, event+" "+name)
-	}
-}
-
-func (r *received) all() []string {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	return slices.Clone(r.events)
-}
-
-// However an extension ends that sends the requests of its siblings' informers, the informers go on
-// as another one: without a list, without a gap, and with no event twice. Nothing is sent on behalf
-// of an extension that has ended.
-func TestCarrierLeaves(t *testing.T) {
-	g := NewWithT(t)
-	ns, begin := namespace(t), time.Now()
-	names := []string{"a-" + ns, "b-" + ns, "c-" + ns, "d-" + ns, "last-" + ns}
-	username := "system:serviceaccount:" + ns + ":" + names[0]
-	siblings(t, ns, names[0], names...)
-	tenant(t, ns, "another-"+ns)
-	o := startOperator(t, clustercache.Options{
-		Filter: func(object client.Object) bool { return object.GetLabels()["ignored"] == "" },
-	})
-	receivers := map[string]*received{}
-	for _, name := range names {
-		o.waitConnected(t, name)
-		whole, err := o.GetCluster(t.Context(), key(name))
-		g.Expect(err).NotTo(HaveOccurred())
-		informer, err := whole.GetCache().(scopedcache.Cache).Hold(t.Context(), &corev1.ConfigMap{},
-			scopedcache.Scope{Namespace: ns}, scopedcache.HoldOptions{Name: "test"})
-		g.Expect(err).NotTo(HaveOccurred())
-		r := &received{}
-		receivers[name] = r
-		_, err = informer.AddEventHandler(toolscache.ResourceEventHandlerFuncs{
-			AddFunc:    func(object any) { r.add("add", object) },
-			UpdateFunc: func(_, object any) { r.add("update", object) },
-			DeleteFunc: func(object any) { r.add("delete", object) },
-		})
-		g.Expect(err).NotTo(HaveOccurred())
-	}
-	made, ended := []string{}, map[string]time.Time{}
-	makeOne := func() {
-		name := fmt.Sprintf("made-%d", len(made))
-		g.Expect(admin.Create(t.Context(), configMap(ns, name))).To(Succeed())
-		made = append(made, "add "+name)
-	}
-	carrier := func() string {
-		requests := requestsOfInformers(t, username, begin)
-		_, name, _ := strings.Cut(requests[len(requests)-1], " as ")
-		return name
-	}
-	change := func(name string, f func(*unstructured.Unstructured)) {
-		object := extension(ns, name)
-		g.Expect(admin.Get(t.Context(), key(name), object)).To(Succeed())
-		f(object)
-		g.Expect(admin.Update(t.Context(), object)).To(Succeed())
-	}
-	for way, end := range []func(name string){
-		func(name string) { g.Expect(admin.Delete(t.Context(), extension(ns, name))).To(Succeed()) },
-		func(name string) {
-			change(name, func(e *unstructured.Unstructured) { e.SetLabels(map[string]string{"ignored": "true"}) })
-		},
-		func(name string) {
-			change(name, func(e *unstructured.Unstructured) {
-				g.Expect(unstructured.SetNestedField(e.Object, "another-"+ns, "spec", "serviceAccount", "name")).To(Succeed())
-			})
-		},
-		func(name string) {
-			change(name, func(e *unstructured.Unstructured) {
-				g.Expect(unstructured.SetNestedField(e.Object, "none-"+ns, "spec", "serviceAccount", "name")).To(Succeed())
-			})
-		},
-	} {
-		makeOne()
-		leaves := carrier()
-		g.Eventually(receivers[leaves].all).WithTimeout(patience).Should(Equal(made))
-		reader, err := o.GetReader(t.Context(), key(leaves))
-		g.Expect(err).NotTo(HaveOccurred())
-		end(leaves)
-		g.Eventually(func() error {
-			return reader.List(t.Context(), &corev1.ConfigMapList{}, client.InNamespace(ns))
-		}).WithTimeout(patience).Should(MatchError(clustercache.ErrNotConnected), "way %d", way)
-		ended[leaves] = time.Now()
-		count := len(receivers[leaves].all())
-		makeOne()
-		for _, name := range names {
-			if _, gone := ended[name]; gone {
-				continue
-			}
-			g.Eventually(receivers[name].all).WithTimeout(patience).Should(Equal(made), func() string {
-				return fmt.Sprintf("%s, way %d: %v", name, way, requestsOfInformers(t, username, begin))
-			})
-		}
-		g.Expect(receivers[leaves].all()).To(HaveLen(count), "%s has ended", leaves)
-		g.Expect(carrier()).NotTo(Equal(leaves))
-	}
-	requests := requestsOfInformers(t, username, begin)
-	g.Expect(countOf(requests, "stream")+countOf(requests, "list")).To(Equal(1), "%v", requests)
-	g.Expect(countOf(requests, "watch")).To(Equal(4), "one for each hand-over: %v", requests)
-	for _, event := range auditLog(t, begin) {
-		_, name, _ := strings.Cut(event.UserAgent, "extension/")
-		if end, gone := ended[name]; gone && event.User.Username == username && event.RequestReceivedTimestamp.After(end) {
-			t.Errorf("sent after the end of %s: %s", name, event)
-		}
-	}
-}
-
 // What a connection wrote is in its first cached read, although a sibling's informer was there
 // before and may not have it yet.
 func TestSiblingsReadTheirOwnWrites(t *testing.T) {
@@ -309,4 +190,63 @@ func TestSiblingWithAnIndex(t *testing.T) {
 	g.Eventually(o.known(names[1])).WithTimeout(patience).Should(BeFalse())
 	g.Expect(before.List(t.Context(), &corev1.ConfigMapList{})).To(MatchError(clustercache.ErrNotConnected))
 	g.Expect(whole[names[0]].GetCache().List(t.Context(), &corev1.ConfigMapList{}, client.InNamespace(ns))).To(Succeed())
+}
+
+// A ServiceAccount that is deleted and created again under many extensions, of which one has a
+// handler that hangs: all the others connect anew, and read, without waiting for that one. What they
+// had before fails for ever, and one informer serves them again.
+func TestServiceAccountIsRecreatedUnderMany(t *testing.T) {
+	g := NewWithT(t)
+	ns, many := namespace(t), testenv.Long(60, 200)
+	names, objects := []string{"hung-" + ns}, []client.Object{}
+	account := names[0]
+	siblings(t, ns, account, account)
+	for n := range many - 1 {
+		sibling := extension(ns, account)
+		sibling.SetName(fmt.Sprintf("s%03d-%s", n, ns))
+		names, objects = append(names, sibling.GetName()), append(objects, sibling)
+	}
+	createMany(t, objects)
+	o := startOperator(t, clustercache.Options{Cache: clustercache.CacheOptions{AccessReviewInterval: time.Hour}})
+	hang, hangs := make(chan struct{}), make(chan struct{})
+	defer close(hang)
+	before := map[string]client.Reader{}
+	epochs := map[string]int64{}
+	for _, name := range names {
+		epochs[name] = o.waitConnected(t, name).Epoch
+		reader, err := o.GetReader(t.Context(), key(name))
+		g.Expect(err).NotTo(HaveOccurred())
+		g.Expect(reader.List(t.Context(), &corev1.ConfigMapList{}, client.InNamespace(ns))).To(Succeed())
+		before[name] = reader
+	}
+	whole, err := o.GetCluster(t.Context(), key(names[0]))
+	g.Expect(err).NotTo(HaveOccurred())
+	informer, err := whole.GetCache().GetInformer(t.Context(), &corev1.ConfigMap{})
+	g.Expect(err).NotTo(HaveOccurred())
+	_, err = informer.AddEventHandler(toolscache.ResourceEventHandlerFuncs{AddFunc: func(object any) {
+		if object.(client.Object).GetName() == "hang" {
+			close(hangs)
+			<-hang
+		}
+	}})
+	g.Expect(err).NotTo(HaveOccurred())
+	create(t, configMap(ns, "hang"))
+	<-hangs
+
+	g.Expect(admin.Delete(t.Context(), serviceAccount(ns, account))).To(Succeed())
+	g.Expect(admin.Create(t.Context(), serviceAccount(ns, account))).To(Succeed())
+	start := time.Now()
+	for _, name := range names[1:] {
+		g.Eventually(func() int64 { return o.state(name).Epoch }).WithTimeout(patience).Should(BeNumerically(">", epochs[name]))
+		o.waitConnected(t, name)
+		reader, err := o.GetReader(t.Context(), key(name))
+		g.Expect(err).NotTo(HaveOccurred())
+		g.Expect(reader.List(t.Context(), &corev1.ConfigMapList{}, client.InNamespace(ns))).To(Succeed())
+	}
+	t.Logf("%d extensions read as the new ServiceAccount after %s", many-1, time.Since(start).Round(time.Millisecond))
+	for _, name := range names {
+		g.Eventually(func() error { return before[name].List(t.Context(), &corev1.ConfigMapList{}, client.InNamespace(ns)) }).
+			WithTimeout(patience).Should(MatchError(clustercache.ErrNotConnected), name)
+	}
+	g.Eventually(func() int { return watchesOf(t, "configmaps", ns) }).WithTimeout(patience).Should(Equal(1))
 }
