@@ -68,7 +68,7 @@ type environment struct {
 	lists       *ListLimit
 	writes      *ownwrites.Writes // of the cache's clients
 	namespaces  *kind             // the metadata of namespaces, without the cache's options
-	fresh       atomic.Bool       // there has been a user that acts in a term
+	fresh       atomic.Bool       // the first list of each informer is of the latest state
 }
 
 var _ Cache = (*scopedCache)(nil)

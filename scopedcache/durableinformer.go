@@ -215,7 +215,7 @@ func (s *entry) addIndexers(indexers toolscache.Indexers) error {
 // So true does not mean that there are objects.
 func (f durableInformer) HasSynced() bool {
 	for _, of := range f.uses {
-		if !of.entry.settled.IsOpen() {
+		if !of.isSettled() {
 			return false
 		}
 	}
@@ -224,18 +224,14 @@ func (f durableInformer) HasSynced() bool {
 
 // HasSyncedChecker implements cache.Informer; see HasSynced.
 func (f durableInformer) HasSyncedChecker() toolscache.DoneChecker {
-	if len(f.uses) == 1 {
+	if len(f.uses) == 1 && (f.uses[0].user.since == 0 || f.uses[0].isSettled()) {
 		return settledChecker{name: f.name(), done: &f.uses[0].entry.settled}
 	}
 	done := &latch.Latch{}
 	go func() {
 		for _, of := range f.uses {
-			select {
-			case <-of.entry.settled.Done():
-			case <-of.gone.Done():
-				return
-			case <-of.user.stopped():
-				return
+			if of.awaitSettled(context.Background()) != nil {
+				return // it ends
 			}
 		}
 		done.Open()

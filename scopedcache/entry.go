@@ -138,13 +138,16 @@ func (s *entry) start(i *informer) error {
 	if err := s.indexLocked(i); err != nil {
 		return err
 	}
+	i.willList()
+	s.running = i
 	for _, r := range s.registrations {
-		if err := r.attachLocked(i); err != nil {
+		if !r.use.isFreshLocked() {
+			s.mail.wantFresh()
+		} else if err := r.attachLocked(i); err != nil {
+			s.running = nil
 			return err
 		}
 	}
-	i.willList()
-	s.running = i
 	s.entries.running.Go(func() { // the caller's goroutine is counted in running
 		i.shared.RunWithContext(i.life)
 		i.helpers.Wait()

@@ -2,6 +2,7 @@ package scopedcache
 
 import (
 	"context"
+	"slices"
 	"time"
 
 	"github.com/pkg/errors"
@@ -9,33 +10,44 @@ import (
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/util/wait"
 
 	"github.com/latchkey-dev/latchkey/internal/term"
 	"github.com/latchkey-dev/latchkey/internal/versions"
+	"github.com/latchkey-dev/latchkey/scopedcache/internal/lightinformer"
 )
 
-// Reads of a user that acts in a term have all that was written before the term began, by who had
-// acted in its place. An informer that is there for others may not have that yet. So a list of
+// Reads of a user that acts in a term have all that was written before the term began, by the
+// replica that acted before. An informer that is there for others may not have that yet. A list of
 // metadata is sent after the term began, and the user waits until the informer's watch has reached
 // that list. It is the same list for all whose terms began before it was sent. An informer whose
 // own first list was sent after that needs none.
 
 const (
-	longestLookForList   = time.Second // the longest pause between two looks at whether it is reached
-	pauseAfterFailedList = time.Second
-	listPage             = 500 // objects
+	longestLookForList = time.Second // the longest pause between two looks at whether it is reached
+	listPage           = 500         // objects
 )
+
+// afterFailedList are the pauses after lists that fail.
+var afterFailedList = wait.Backoff{Duration: time.Second, Factor: 2, Jitter: .1, Steps: 10, Cap: 30 * time.Second}
 
 // errNotReached is why a scope that is Synced does not serve a user yet.
 var errNotReached = errors.New("the informer may not have all that the replica before this one wrote: it has not " +
 	"reached the state that the API server lists now")
 
-// isFreshLocked reports whether the running informer has all that was written before the user's
-// term began, or will have it when it has synced. The caller holds entry.mu.
-func (u *use) isFreshLocked() bool {
-	running := u.entry.running
+// errNotListed is why a scope that is Synced does not serve a user yet, before it is known what the
+// API server has.
+var errNotListed = errors.New("the informer may not have all that the replica before this one wrote: the API server " +
+	"has not answered the list that tells what it has now")
+
+// isFresh reports whether an informer has all that was written before the user's term began, or
+// will have it when it has synced.
+func (u *use) isFresh(running *informer) bool {
 	return u.user.since == 0 || running != nil && running.asOf.Load() >= u.user.since
 }
+
+// isFreshLocked is isFresh for the running informer. The caller holds entry.mu.
+func (u *use) isFreshLocked() bool { return u.isFresh(u.entry.running) }
 
 // notServed returns the error for a wait of the user that ended.
 func (u *use) notServed(cause error) error {
@@ -51,12 +63,17 @@ func (u *use) notServed(cause error) error {
 	return err
 }
 
-// makeFresh makes the informer fresh for all users that are there now, unless it is at that.
+// makeFresh makes the informer fresh for all users that are there now, unless that is under way.
 func (r *run) makeFresh() {
 	i := r.informer
-	if i == nil || i.catchesUp.Swap(true) {
+	if i == nil || i.catchesUp.Load() {
 		return // the next informer begins with a list, and who waits asks again
 	}
+	if !slices.ContainsFunc(r.entry.usesNow(), func(of *use) bool { return !of.isFresh(i) }) {
+		return // it was made fresh after that was wanted
+	}
+	i.catchesUp.Store(true)
+	r.entry.listedNow(i, errNotListed)
 	r.entry.entries.running.Go(func() { // this goroutine is counted in running
 		asOf := term.Latest()
 		if !i.catchUp(i.life) {
@@ -69,13 +86,14 @@ func (r *run) makeFresh() {
 // caughtUp records that an informer has all that was written before so many terms had begun, and
 // gives it to those who wait for that.
 func (s *entry) caughtUp(i *informer, asOf uint64) {
+	defer s.entries.pokeSets(true)
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	i.catchesUp.Store(false)
 	i.asOf.Store(max(asOf, i.asOf.Load()))
 	for _, r := range s.registrations {
 		switch {
-		case s.running != i || r.inner != nil:
+		case s.running != i || r.inner != nil || r.use.user.hasEnded():
 		case r.use.isFreshLocked():
 			_ = r.attachLocked(i) // fails only when the informer stops
 		default:
@@ -94,16 +112,26 @@ func (i *informer) catchUp(ctx context.Context) bool {
 		err = i.listVersions(ctx, &now) // the next sender answers
 	}
 	if i.entry.listedNow(i, err); err != nil {
-		sleep(ctx, pauseAfterFailedList)
+		sleep(ctx, i.failedLists.Step())
 		return false
 	}
+	i.failedLists = afterFailedList
 	for pause := firstLook; ctx.Err() == nil; pause = min(pause*3/2, longestLookForList) {
-		if i.shared.HasSynced() && now.ReachedBy(i.contents()) {
+		if i.reaches(&now) {
 			return true
 		}
 		sleep(ctx, pause)
 	}
 	return false
+}
+
+// reaches reports whether the informer has all that a list has. An informer of
+// cache.Options.NewInformer may have a later version than its store.
+func (i *informer) reaches(list *versions.Snapshot) bool {
+	if light, ok := i.shared.(*lightinformer.Informer); ok {
+		return light.Reaches(list)
+	}
+	return i.shared.HasSynced() && list.ReachedBy(i.shared.LastSyncResourceVersion(), i.objects())
 }
 
 // sleep waits so long, or until ctx ends.
@@ -169,10 +197,4 @@ func (i *informer) listVersions(ctx context.Context, into *versions.Snapshot) er
 			return nil
 		}
 	}
-}
-
-// contents returns a version whose changes the informer has, and how many objects it has now.
-func (i *informer) contents() (version string, objects int) {
-	version = i.shared.LastSyncResourceVersion()
-	return version, i.objects()
 }

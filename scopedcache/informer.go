@@ -13,6 +13,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/apimachinery/pkg/watch"
 	toolscache "k8s.io/client-go/tools/cache"
 	"k8s.io/klog/v2"
@@ -50,12 +51,14 @@ type informer struct {
 	asOf       atomic.Uint64      // it has all that was written before so many terms had begun
 	catchesUp  atomic.Bool        // it is being made fresh for others
 	notListed  error              // guarded by entry.mu: why it could not be made fresh
-	polls      bool               // lists instead of watching
-	mu         sync.Mutex
-	watch      watch.Interface        // guarded by mu: the latest watch, nil before the first
-	listing    bool                   // guarded by mu: the latest watch streams a list that has not ended
-	turn       atomic.Pointer[func()] // ends the turn of the latest list; nil after that
-	waits      atomic.Bool            // for the turn of a list
+	// failedLists are the pauses after more lists that fail, for who has set catchesUp.
+	failedLists wait.Backoff
+	polls       bool // lists instead of watching
+	mu          sync.Mutex
+	watch       watch.Interface        // guarded by mu: the latest watch, nil before the first
+	listing     bool                   // guarded by mu: the latest watch streams a list that has not ended
+	turn        atomic.Pointer[func()] // ends the turn of the latest list; nil after that
+	waits       atomic.Bool            // for the turn of a list
 }
 
 // latestInformer is the id of the latest informer of the process.
@@ -86,13 +89,13 @@ func (i *informer) note(ctx context.Context) {
 }
 
 // takeTurn waits for the turn of a list.
-func (i *informer) takeTurn(ctx context.Context, lists *ListLimit) (release func(), err error) {
+func (i *informer) takeTurn(ctx context.Context, lists *ListLimit, begins bool) (release func(), err error) {
 	i.waits.Store(true)
 	defer i.waits.Store(false)
 	if release, err = lists.acquire(ctx, i.mapping.Resource); err == nil {
 		i.turn.Store(&release)
 	}
-	if !i.shared.HasSynced() {
+	if begins && !i.shared.HasSynced() {
 		i.willList()
 	}
 	return release, err
@@ -197,11 +200,12 @@ var errUnreadable = errors.New("the API server's answer could not be read")
 // newInformer creates an informer that does not run yet, and does no I/O.
 func (r *run) newInformer(mapping *meta.RESTMapping, poll time.Duration, life monitor.LifeID) (*informer, error) {
 	next := &informer{
-		entry:      r.entry,
-		mapping:    mapping,
-		id:         latestInformer.Add(1),
-		polls:      poll > 0,
-		consistent: r.entry.env.writes.Enabled() || r.entry.env.fresh.Load() || r.entry.ofSet.Load(),
+		entry:       r.entry,
+		mapping:     mapping,
+		id:          latestInformer.Add(1),
+		polls:       poll > 0,
+		failedLists: afterFailedList,
+		consistent:  r.entry.env.writes.Enabled() || r.entry.env.fresh.Load() || r.entry.ofSet.Load(),
 	}
 	next.life, next.end = context.WithCancel(context.Background())
 	config, example := r.entry.selection.configOf(mapping), r.entry.selection.kind.example
@@ -241,7 +245,9 @@ func (r *run) newInformer(mapping *meta.RESTMapping, poll time.Duration, life mo
 		// A DefaultWatchErrorHandler receives every error.
 		ReturnAll: r.entry.env.informers.DefaultWatchErrorHandler != nil,
 		OnWatch:   next.setWatch,
-		Turn:      func(ctx context.Context) (func(), error) { return next.takeTurn(ctx, r.entry.env.lists) },
+		Turn: func(ctx context.Context, begins bool) (func(), error) {
+			return next.takeTurn(ctx, r.entry.env.lists, begins)
+		},
 		Unstreams: func() bool { return r.entry.env.unstreamed.has(mapping.Resource) },
 		Poll:      poll,
 		// A list from memory may be older than a write, and an informer counts as having what was written

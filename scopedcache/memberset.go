@@ -274,7 +274,7 @@ func (s *namespaceSet) informersLocked() map[string]members.Informer {
 		e := of.entry
 		e.mu.Lock()
 		i := members.Informer{
-			Synced:    e.state == StateSynced,
+			Synced:    e.state == StateSynced && of.isFreshLocked(),
 			Forbidden: e.state == StateForbidden,
 			NotServed: e.state == StateNotServed,
 			Served:    e.served,

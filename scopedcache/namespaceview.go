@@ -18,7 +18,7 @@ type namespaceView struct {
 	shown func(error) error // what may be said of a reason
 
 	mu      sync.Mutex
-	entry   *entry                  // guarded by mu
+	of      *use                    // guarded by mu
 	known   bool                    // guarded by mu: the informer serves reads
 	failing bool                    // guarded by mu: what it serves may be old
 	reason  error                   // guarded by mu: why it does not serve reads
@@ -48,13 +48,17 @@ func (v *namespaceView) begin(s *scopedCache, scope Scope, holder string) (relea
 	of := handle.held.(heldScope).use()
 	e := of.entry
 	v.mu.Lock()
-	v.entry = e
+	v.of = of
 	v.mu.Unlock()
 	registration, err := of.add(toolscache.ResourceEventHandlerFuncs{
 		AddFunc:    v.look,
 		UpdateFunc: func(_, object any) { v.look(object) },
 		DeleteFunc: v.look,
-	}, toolscache.HandlerOptions{}, registrationEvents{})
+	}, toolscache.HandlerOptions{}, registrationEvents{delivered: func() {
+		if of.user.since > 0 { // it may have become fresh
+			v.stateChanged(e.snapshotOfState())
+		}
+	}})
 	if err != nil {
 		handle.Release()
 		return nil, err
@@ -71,7 +75,7 @@ func (v *namespaceView) begin(s *scopedCache, scope Scope, holder string) (relea
 // stateChanged looks at all namespaces when the informer begins to serve reads.
 func (v *namespaceView) stateChanged(now ScopeState) {
 	v.mu.Lock()
-	running := v.entry.current.Load()
+	running := v.servingLocked()
 	v.failing = now.State != StateSynced
 	switch {
 	case now.State == StateFailing && v.known:
@@ -96,6 +100,15 @@ func (v *namespaceView) stateChanged(now ScopeState) {
 	}
 }
 
+// servingLocked returns the informer that serves reads of the view's user; nil for none. The caller
+// holds mu.
+func (v *namespaceView) servingLocked() *informer {
+	if running := v.of.entry.current.Load(); v.of.isFresh(running) {
+		return running
+	}
+	return nil
+}
+
 // look looks at a namespace of which an event came.
 func (v *namespaceView) look(object any) {
 	if unknown, ok := object.(toolscache.DeletedFinalStateUnknown); ok {
@@ -107,7 +120,7 @@ func (v *namespaceView) look(object any) {
 	}
 	var changed []*nameQuery
 	v.mu.Lock()
-	running := v.entry.current.Load()
+	running := v.servingLocked()
 	if !v.known || running == nil {
 		v.mu.Unlock()
 		return // all are looked at when it is known
@@ -139,7 +152,7 @@ func (v *namespaceView) ask(selector labels.Selector, changed func()) *nameQuery
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	v.queries[query] = struct{}{}
-	if running := v.entry.current.Load(); v.known && running != nil {
+	if running := v.servingLocked(); v.known && running != nil {
 		query.lookLocked(running)
 	}
 	return query
@@ -149,7 +162,7 @@ func (v *namespaceView) ask(selector labels.Selector, changed func()) *nameQuery
 func (v *namespaceView) has(name string) (exists, known bool) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
-	running := v.entry.current.Load()
+	running := v.servingLocked()
 	if !v.known || v.failing || running == nil {
 		return false, false
 	}

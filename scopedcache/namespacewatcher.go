@@ -90,7 +90,7 @@ func (w *NamespaceWatcher) has(name string) (exists, known bool) { return w.view
 // version returns a resource version: has knows all that had happened at it.
 func (w *NamespaceWatcher) version() string {
 	w.view.mu.Lock()
-	e := w.view.entry
+	e := w.view.of.entry
 	w.view.mu.Unlock()
 	if e == nil {
 		return ""

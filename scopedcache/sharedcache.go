@@ -30,7 +30,7 @@ func (s *scopedCache) NewUser(life context.Context, in *term.Term, onStateChange
 	user := newUser(s.env.options.ReadTimeout, onScopesChange, onStateChange)
 	user.shares, user.since = true, term.Began(in)
 	if in != nil {
-		s.env.fresh.Store(true)
+		s.ListLatest()
 	}
 	view := &scopedCache{
 		env:     s.env,
@@ -44,6 +44,10 @@ func (s *scopedCache) NewUser(life context.Context, in *term.Term, onStateChange
 	})
 	return view
 }
+
+// ListLatest makes the first list of each informer one of the latest state, which a list from the
+// memory of an API server may not be: for a cache that a user in a term has alone.
+func (s *scopedCache) ListLatest() { s.env.fresh.Store(true) }
 
 // AllStates returns the states of the scopes of all users, each once, without dependents.
 func (s *scopedCache) AllStates() (states []ScopeState) {

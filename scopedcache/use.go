@@ -158,7 +158,7 @@ func (u *use) serving() *informer {
 
 // await returns the informer that the user is to read from, or the reason why there is none. await
 // waits until one of them is known. What a scope has that others use already serves a user who is
-// new there as soon as the scope is Synced, because one that fails may be old, and fresh.
+// new there as soon as the scope is Synced and fresh: one that fails may be old.
 func (u *use) await(ctx context.Context) (*informer, error) {
 	if running := u.serving(); running != nil {
 		return running, nil
@@ -213,14 +213,31 @@ func (u *use) awaitReading(ctx context.Context) (*informer, error) {
 	return u.await(ctx)
 }
 
+// isSettled reports whether the result of the user's read is known.
+func (u *use) isSettled() bool {
+	if !u.entry.settled.IsOpen() || u.user.since == 0 || u.ready.Load() {
+		return u.entry.settled.IsOpen()
+	}
+	u.entry.mu.Lock()
+	defer u.entry.mu.Unlock()
+	return u.entry.state != StateSynced || u.isFreshLocked()
+}
+
 // awaitSettled waits until the result of the user's read is known.
 func (u *use) awaitSettled(ctx context.Context) error {
-	if u.entry.settled.IsOpen() {
+	if u.isSettled() {
 		return nil
 	}
 	select {
 	case <-u.entry.settled.Done():
-		return nil
+		if u.isSettled() {
+			return nil
+		}
+		_, err := u.await(ctx)
+		if u.isSettled() {
+			return nil
+		}
+		return err
 	case <-u.gone.Done():
 		return u.endedError("waiting for the informer of")
 	case <-u.user.stopped():

@@ -193,8 +193,8 @@ func TestSiblingWithAnIndex(t *testing.T) {
 }
 
 // A ServiceAccount that is deleted and created again under many extensions, of which one has a
-// handler that hangs: all the others connect anew, and read, without waiting for that one. What they
-// had before fails for ever, and one informer serves them again.
+// handler that hangs: all the others connect anew, and read, without waiting for that one. What
+// they had before fails for ever, and one informer serves them again.
 func TestServiceAccountIsRecreatedUnderMany(t *testing.T) {
 	g := NewWithT(t)
 	ns, many := namespace(t), testenv.Long(60, 200)
@@ -237,7 +237,8 @@ func TestServiceAccountIsRecreatedUnderMany(t *testing.T) {
 	g.Expect(admin.Create(t.Context(), serviceAccount(ns, account))).To(Succeed())
 	start := time.Now()
 	for _, name := range names[1:] {
-		g.Eventually(func() int64 { return o.state(name).Epoch }).WithTimeout(patience).Should(BeNumerically(">", epochs[name]))
+		g.Eventually(func() int64 { return o.state(name).Epoch }).WithTimeout(patience).
+			Should(BeNumerically(">", epochs[name]))
 		o.waitConnected(t, name)
 		reader, err := o.GetReader(t.Context(), key(name))
 		g.Expect(err).NotTo(HaveOccurred())

@@ -92,10 +92,11 @@ func TestTakeOverIsFresh(t *testing.T) {
 	o.start(t)
 	defer v.set(true)
 	replica := <-engine.running
+	within := patience // shorter than the time until a bookmark
 	read := func(name, object string) error {
 		reader, err := o.GetReader(t.Context(), key(name))
 		g.Expect(err).NotTo(HaveOccurred())
-		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+		ctx, cancel := context.WithTimeout(t.Context(), within)
 		defer cancel()
 		return reader.Get(ctx, client.ObjectKey{Namespace: ns, Name: object}, &corev1.ConfigMap{})
 	}
@@ -107,11 +108,13 @@ func TestTakeOverIsFresh(t *testing.T) {
 	g.Expect(admin.Create(t.Context(), configMap(ns, "written"))).To(Succeed())
 	g.Expect(replica.Take(t.Context(), engine.set(names[1], true))).To(Succeed())
 	g.Expect(read(names[0], "deleted")).To(Succeed(), "the informer is behind")
+	within = time.Second
 	for _, object := range []string{"deleted", "written", "kept"} {
 		err := read(names[1], object)
 		g.Expect(apierrors.IsTimeout(err)).To(BeTrue(), "%s: %v", object, err)
 		g.Expect(err).To(MatchError(ContainSubstring("the replica before this one wrote")))
 	}
+	within = patience
 	v.set(true)
 	g.Eventually(func() error { return read(names[1], "written") }).WithTimeout(patience).Should(Succeed())
 	g.Expect(apierrors.IsNotFound(read(names[1], "deleted"))).To(BeTrue())

@@ -102,6 +102,9 @@ func (c *Connection) startCache(options map[client.Object]cache.ByObject, of cac
 	if err != nil {
 		return nil, err
 	}
+	if c.term != nil {
+		instance.(interface{ ListLatest() }).ListLatest()
+	}
 	if add := c.options.Cache.AddIndexes; add != nil {
 		if err := add(of.life, instance); err != nil {
 			return nil, err

@@ -16,6 +16,7 @@ import (
 	"k8s.io/utils/clock"
 
 	"github.com/latchkey-dev/latchkey/internal/latch"
+	"github.com/latchkey-dev/latchkey/internal/versions"
 	"github.com/latchkey-dev/latchkey/scopedcache/internal/objectpool"
 )
 
@@ -54,6 +55,7 @@ type Informer struct {
 	watchErrorHandler toolscache.WatchErrorHandlerWithContext // guarded by mu until started
 	resyncCheck       time.Duration                           // guarded by mu; 0 for no resyncs
 	listeners         []*listener                             // guarded by mu
+	reached           string                                  // guarded by mu; see Reaches
 }
 
 var _ toolscache.SharedIndexInformer = &Informer{}
@@ -172,6 +174,34 @@ func (i *Informer) shouldResync() bool {
 		}
 	}
 	return due
+}
+
+// Reaches reports whether the informer has all changes up to a list of what it selects, so that the
+// store never goes back behind it. The watch may send changes before the list's version after that,
+// of objects that were created and deleted again; these are left out.
+func (i *Informer) Reaches(list *versions.Snapshot) bool {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	version := i.LastSyncResourceVersion()
+	if !i.HasSynced() || !list.ReachedBy(version, i.Objects()) {
+		return false
+	}
+	if !versions.Reached(version, list.Version) {
+		i.reached = versions.Later(list.Version, i.reached)
+	}
+	return true
+}
+
+// isPastLocked reports whether a change or a list of that version tells less than a list that the
+// informer has reached. The caller holds mu.
+func (i *Informer) isPastLocked(version string) bool {
+	if i.reached == "" {
+		return false
+	}
+	if versions.IsAfter(version, i.reached) {
+		i.reached = ""
+	}
+	return i.reached != "" && versions.Reached(i.reached, version)
 }
 
 // Objects returns the number of objects in the store.

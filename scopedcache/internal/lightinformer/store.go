@@ -115,6 +115,7 @@ func (s *store) Update(object any) error {
 }
 
 func (s *store) set(object any) error {
+	changed := version(object)
 	object, err := s.transformed(object)
 	if err != nil {
 		return err
@@ -123,7 +124,7 @@ func (s *store) set(object any) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	old, exists, err := s.indexer.Get(object)
-	if err != nil {
+	if err != nil || s.isPastLocked(changed) {
 		s.release(object)
 		return errors.WithStack(err)
 	}
@@ -145,6 +146,7 @@ func (s *store) Delete(object any) error {
 }
 
 func (s *store) remove(object any) error {
+	changed := version(object)
 	object, err := s.transformed(object)
 	if err != nil {
 		return err
@@ -152,7 +154,7 @@ func (s *store) remove(object any) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	old, exists, err := s.indexer.Get(object)
-	if err != nil || !exists {
+	if err != nil || s.isPastLocked(changed) || !exists {
 		return errors.WithStack(err)
 	}
 	err = s.indexer.Delete(object)
@@ -194,6 +196,9 @@ func (s *store) replace(objects []any, version string) error {
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	if s.isPastLocked(version) {
+		return nil // of an API server that is behind; its watch goes on from there
+	}
 	before := make(map[string]any, s.objects.Load())
 	for _, old := range s.indexer.List() {
 		if key, err := toolscache.MetaNamespaceKeyFunc(old); err == nil { // as for all objects in the store
@@ -246,6 +251,9 @@ func (s *store) Resync() error {
 
 // Bookmark records a resourceVersion that the watch has reached.
 func (s *store) Bookmark(version string) error {
+	s.mu.Lock()
+	_ = s.isPastLocked(version) // what comes after a later one is no past
+	s.mu.Unlock()
 	s.indexer.Bookmark(version)
 	return nil
 }

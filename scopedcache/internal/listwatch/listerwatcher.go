@@ -33,8 +33,8 @@ type ListerWatcher struct {
 	Unstreams func() bool                  // whether the kind is listed, and not streamed; may become true
 	// Turn, if not nil, waits for the turn of a list, or of a watch that begins with a list. release
 	// ends the turn: called here if the request fails, or when a list has been read; the list of a
-	// watch has been read when its Observer says so.
-	Turn      func(ctx context.Context) (release func(), err error)
+	// watch has been read when its Observer says so. begins is false for further pages of a list.
+	Turn      func(ctx context.Context, begins bool) (release func(), err error)
 	ReturnAll bool          // return every error to the informer
 	Poll      time.Duration // if not 0, the interval of lists instead of watches
 	// Consistent makes a list that may be of any version one of the latest version. Streamed lists
@@ -59,7 +59,7 @@ func (l *ListerWatcher) List(options metav1.ListOptions) (runtime.Object, error)
 // ListWithContext implements toolscache.ListerWatcherWithContext.
 func (l *ListerWatcher) ListWithContext(ctx context.Context, options metav1.ListOptions) (runtime.Object, error) {
 	return sendUntilServed(ctx, l, newRequest("list", options), func() (runtime.Object, error) {
-		release, err := l.turn(ctx)
+		release, err := l.turn(ctx, options.Continue == "")
 		if err != nil {
 			return nil, err
 		}
@@ -86,7 +86,7 @@ func (l *ListerWatcher) WatchWithContext(ctx context.Context, options metav1.Lis
 	var release func()
 	var err error
 	if request.Lists && !l.Unstreams() {
-		if release, err = l.turn(ctx); err != nil { // here, because many wait at once
+		if release, err = l.turn(ctx, true); err != nil { // here, because many wait at once
 			return nil, err
 		}
 	}
@@ -108,7 +108,7 @@ func (l *ListerWatcher) watch(ctx context.Context, options metav1.ListOptions, r
 	}
 	stream, err := sendUntilServed(ctx, l, request, func() (stream watch.Interface, err error) {
 		if request.Lists && release == nil { // an attempt has failed
-			if release, err = l.turn(ctx); err != nil {
+			if release, err = l.turn(ctx, true); err != nil {
 				return nil, err
 			}
 		}
@@ -126,11 +126,11 @@ func (l *ListerWatcher) watch(ctx context.Context, options metav1.ListOptions, r
 }
 
 // turn waits for the turn of a list.
-func (l *ListerWatcher) turn(ctx context.Context) (release func(), err error) {
+func (l *ListerWatcher) turn(ctx context.Context, begins bool) (release func(), err error) {
 	if l.Turn == nil {
 		return func() {}, nil
 	}
-	return l.Turn(ctx)
+	return l.Turn(ctx, begins)
 }
 
 // newRequest describes a request.

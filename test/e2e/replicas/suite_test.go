@@ -223,14 +223,14 @@ type auditReader struct {
 	offset   int64                      // guarded by mu; of the first line that was not read
 	requests map[string][]tenantRequest // guarded by mu; by the prefix of the extension's name
 	leases   map[string][]leaseWrite    // guarded by mu; by fleet
-	// guarded by mu; the requests whose answer was a conflict, by the prefix of the extension
-	conflicts map[string][]tenantRequest
+	// guarded by mu; the updates that the API server has answered, by the prefix of the extension
+	updates map[string][]tenantUpdate
 }
 
 var audit = auditReader{
-	requests:  map[string][]tenantRequest{},
-	leases:    map[string][]leaseWrite{},
-	conflicts: map[string][]tenantRequest{},
+	requests: map[string][]tenantRequest{},
+	leases:   map[string][]leaseWrite{},
+	updates:  map[string][]tenantUpdate{},
 }
 
 // tenantRequests returns the requests of all replicas as the tenants whose names begin with prefix
@@ -244,12 +244,19 @@ func tenantRequests(prefix string) []tenantRequest {
 	return requests
 }
 
-// conflictsOf returns the requests of tenantRequests that the API server answered with a conflict.
-func conflictsOf(prefix string) []tenantRequest {
+// tenantUpdate is an update of a tenant that the API server has answered.
+type tenantUpdate struct {
+	tenantRequest
+	answered time.Time
+	code     int32
+}
+
+// tenantUpdates returns the updates of tenantRequests.
+func tenantUpdates(prefix string) []tenantUpdate {
 	audit.mu.Lock()
 	defer audit.mu.Unlock()
 	audit.readLocked()
-	return slices.Clone(audit.conflicts[prefix])
+	return slices.Clone(audit.updates[prefix])
 }
 
 // leaseWrites returns the writes to the Leases of a fleet's buckets, by the time of the answer.
@@ -278,10 +285,10 @@ func (a *auditReader) readLocked() {
 		}
 		a.offset += int64(len(line))
 		ofTenant, complete := bytes.Contains(line, []byte(" extension/")), bytes.Contains(line, []byte(`"stage":"ResponseComplete"`))
-		isConflict := ofTenant && complete && bytes.Contains(line, []byte(`"code":409`))
+		ofUpdate := ofTenant && complete && bytes.Contains(line, []byte(`"verb":"update"`))
 		ofLease := bytes.Contains(line, []byte("-bucket-")) && complete
 		ofTenant = ofTenant && bytes.Contains(line, []byte(`"stage":"RequestReceived"`))
-		if !ofTenant && !ofLease && !isConflict {
+		if !ofTenant && !ofLease && !ofUpdate {
 			continue
 		}
 		var event auditv1.Event
@@ -296,8 +303,11 @@ func (a *auditReader) readLocked() {
 		prefix := prefixOf(extension)
 		request := tenantRequest{replica, extension, event.RequestReceivedTimestamp.Time,
 			event.Verb + " " + event.RequestURI}
-		if isConflict {
-			a.conflicts[prefix] = append(a.conflicts[prefix], request)
+		if ofUpdate && event.ResponseStatus != nil {
+			a.updates[prefix] = append(a.updates[prefix],
+				tenantUpdate{request, event.StageTimestamp.Time, event.ResponseStatus.Code})
+		}
+		if !ofTenant {
 			continue
 		}
 		a.requests[prefix] = append(a.requests[prefix], request)
