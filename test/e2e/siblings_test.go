@@ -221,7 +221,8 @@ func TestServiceAccountIsRecreatedUnderMany(t *testing.T) {
 	}
 	whole, err := o.GetCluster(t.Context(), key(names[0]))
 	g.Expect(err).NotTo(HaveOccurred())
-	informer, err := whole.GetCache().GetInformer(t.Context(), &corev1.ConfigMap{})
+	informer, err := whole.GetCache().(scopedcache.Cache).Hold(t.Context(), &corev1.ConfigMap{},
+		scopedcache.Scope{Namespace: ns}, scopedcache.HoldOptions{Name: "test"})
 	g.Expect(err).NotTo(HaveOccurred())
 	_, err = informer.AddEventHandler(toolscache.ResourceEventHandlerFuncs{AddFunc: func(object any) {
 		if object.(client.Object).GetName() == "hang" {
@@ -231,7 +232,7 @@ func TestServiceAccountIsRecreatedUnderMany(t *testing.T) {
 	}})
 	g.Expect(err).NotTo(HaveOccurred())
 	create(t, configMap(ns, "hang"))
-	<-hangs
+	g.Eventually(hangs).WithTimeout(patience).Should(BeClosed())
 
 	g.Expect(admin.Delete(t.Context(), serviceAccount(ns, account))).To(Succeed())
 	g.Expect(admin.Create(t.Context(), serviceAccount(ns, account))).To(Succeed())
