@@ -126,7 +126,7 @@ func (i *informer) catchUp(ctx context.Context) bool {
 }
 
 // reaches reports whether the informer has all that a list has. An informer of
-// cache.Options.NewInformer may have a later version than its store.
+// cache.Options.NewInformer, which no ClusterCache has, may have a later version than its store.
 func (i *informer) reaches(list *versions.Snapshot) bool {
 	if light, ok := i.shared.(*lightinformer.Informer); ok {
 		return light.Reaches(list)

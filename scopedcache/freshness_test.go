@@ -280,8 +280,7 @@ func (e *eventLog) sorted() []string {
 	return slices.Sorted(slices.Values(e.events))
 }
 
-// What came and went before a take-over, while the watch lagged, is not seen after it, even if the
-// watch is sent anew, or the informer lists again at an API server that is behind.
+// What came and went before a take-over, while the watch lagged, is not seen after it.
 func TestThePastIsNotReplayed(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g := NewWithT(t)

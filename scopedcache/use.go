@@ -230,14 +230,12 @@ func (u *use) awaitSettled(ctx context.Context) error {
 	}
 	select {
 	case <-u.entry.settled.Done():
-		if u.isSettled() {
-			return nil
+		for !u.isSettled() {
+			if _, err := u.await(ctx); err != nil && (ctx.Err() != nil || u.check("waiting for the informer of") != nil) {
+				return err
+			}
 		}
-		_, err := u.await(ctx)
-		if u.isSettled() {
-			return nil
-		}
-		return err
+		return nil
 	case <-u.gone.Done():
 		return u.endedError("waiting for the informer of")
 	case <-u.user.stopped():

@@ -201,7 +201,7 @@ func (i *Informer) isPastLocked(version string) bool {
 	if versions.IsAfter(version, i.reached) {
 		i.reached = ""
 	}
-	return i.reached != "" && versions.Reached(i.reached, version)
+	return i.reached != "" && (version == i.reached || versions.IsAfter(i.reached, version))
 }
 
 // Objects returns the number of objects in the store.
