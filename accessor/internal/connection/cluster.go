@@ -29,7 +29,7 @@ func newCluster(c *Connection) (cluster.Cluster, error) {
 		return nil, errors.Wrap(err, "creating a cluster.Cluster")
 	}
 	c.tasks.Start(func() { _ = created.Start(c.life) }) // its event recorders end with the connection
-	reader, err := newFollowingClient(c, client.Options{HTTPClient: c.streams, Scheme: c.options.Scheme})
+	reader, err := newFollowingClient(c, c.streams, nil)
 	if err != nil {
 		return nil, errors.Wrap(err, "creating the reader of a cluster.Cluster")
 	}

@@ -358,18 +358,17 @@ func (c *Connection) RESTConfig() *rest.Config {
 }
 
 func newClients(c *Connection) (*Clients, error) {
-	options := client.Options{HTTPClient: c.httpClient, Scheme: c.options.Scheme}
-	ownWrites := c.options.Client.ReadYourWrites
+	via, ownWrites := c.httpClient, c.options.Client.ReadYourWrites
 	if ownWrites {
-		options.HTTPClient = ownwrites.HTTPClient(c.httpClient)
+		via = ownwrites.HTTPClient(c.httpClient)
 	}
-	live, err := newFollowingClient(c, options)
+	live, err := newFollowingClient(c, via, nil)
 	if err != nil {
 		return nil, errors.Wrap(err, "creating a client")
 	}
 	bound := newBoundCache(c)
-	options.Cache = &client.CacheOptions{Reader: bound, DisableFor: c.options.Client.DisableFor, Unstructured: true}
-	cached, err := newFollowingClient(c, options)
+	cached, err := newFollowingClient(c, via,
+		&client.CacheOptions{Reader: bound, DisableFor: c.options.Client.DisableFor})
 	if err != nil {
 		return nil, errors.Wrap(err, "creating a cached client")
 	}

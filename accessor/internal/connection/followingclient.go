@@ -2,9 +2,8 @@ package connection
 
 import (
 	"context"
+	"net/http"
 	"strings"
-	"sync"
-	"sync/atomic"
 
 	"github.com/pkg/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
@@ -13,34 +12,33 @@ import (
 	"k8s.io/utils/ptr"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/client/apiutil"
-
-	"github.com/latchkey-dev/latchkey/accessor/internal/targets"
 )
 
-// followingClient is a client.Client that sends each request to the resource that discovery names
-// now. A client of controller-runtime remembers the resource and scope of a kind for good.
-// followingClient makes another one when a kind has another resource or scope: a
-// CustomResourceDefinition can be deleted and created again with another one. The first one is made
-// when it is needed: an extension that only reads from the cache needs none.
+// followingClient is a connection's client.Client. It sends each request to the resource that
+// discovery names now: a CustomResourceDefinition can be deleted and created again with another
+// resource or scope.
 type followingClient struct {
-	conn    *Connection
-	options client.Options // without Mapper
+	conn   *Connection
+	sender *sender
+	server *serverClient
 	// cached, if not nil, serves reads, except those of the kinds in uncached.
 	cached   client.Reader
 	uncached map[schema.GroupVersionKind]struct{}
-
-	current  atomic.Pointer[pinnedClient] // nil before the first request that needs it
-	building sync.Mutex
 }
 
-// newFollowingClient returns a client with those options, whose Mapper must not be set.
-func newFollowingClient(c *Connection, options client.Options) (*followingClient, error) {
-	f := &followingClient{conn: c, options: options}
-	if options.Cache == nil {
+// newFollowingClient returns a client that sends its requests as via does. It reads from the cache
+// of the options, if they are not nil.
+func newFollowingClient(c *Connection, via *http.Client, options *client.CacheOptions) (*followingClient, error) {
+	f := &followingClient{
+		conn:   c,
+		sender: &sender{transport: via.Transport, limiter: c.config.RateLimiter},
+		server: c.options.servers.of(serverKey{c.target, via.Timeout}, c.options.Scheme),
+	}
+	if options == nil {
 		return f, nil
 	}
-	f.cached = options.Cache.Reader
-	for _, object := range options.Cache.DisableFor {
+	f.cached = options.Reader
+	for _, object := range options.DisableFor {
 		gvk, err := f.kindOf(object)
 		if err != nil {
 			return nil, err
@@ -51,53 +49,6 @@ func newFollowingClient(c *Connection, options client.Options) (*followingClient
 		f.uncached[gvk] = struct{}{}
 	}
 	return f, nil
-}
-
-func (f *followingClient) newClient(pins *pins) (*pinnedClient, error) {
-	options := f.options
-	options.Mapper = pins
-	built, err := client.New(f.conn.config, options)
-	return &pinnedClient{built, pins}, errors.Wrap(err, "creating a client")
-}
-
-// latest returns the client that knows the latest resources.
-func (f *followingClient) latest() (*pinnedClient, error) {
-	if current := f.current.Load(); current != nil {
-		return current, nil
-	}
-	f.building.Lock()
-	defer f.building.Unlock()
-	if current := f.current.Load(); current != nil {
-		return current, nil
-	}
-	first, err := f.newClient(&pins{RESTMapper: f.conn.mapper})
-	if err != nil {
-		return nil, err
-	}
-	f.current.Store(first)
-	return first, nil
-}
-
-// renew replaces the client by one for which a kind has another resource, unless another caller has
-// done so. The new client knows the other kinds as the last one did.
-func (f *followingClient) renew(last *pinnedClient, gvk schema.GroupVersionKind, found *targets.Resolved) error {
-	f.building.Lock()
-	defer f.building.Unlock()
-	if f.current.Load() != last {
-		return nil
-	}
-	pins := &pins{RESTMapper: f.conn.mapper}
-	last.pins.known.Range(func(gvk, known any) bool {
-		pins.known.Store(gvk, known)
-		return true
-	})
-	pins.known.Store(gvk, found)
-	next, err := f.newClient(pins)
-	if err != nil {
-		return err
-	}
-	f.current.Store(next)
-	return nil
 }
 
 // kindOf returns the kind of an object, or of a list's items.
@@ -125,13 +76,13 @@ func (t *target) contradicts(mapping *meta.RESTMapping) bool {
 	return t.namespace == "" && !t.many
 }
 
-// clientFor returns a client that knows the resource of a kind as discovery has it now. If
-// discovery fails, and the last client knows one, that is returned.
-func (f *followingClient) clientFor(ctx context.Context, t target) (client.Client, error) {
+// clientFor returns a client that knows the resource of a kind as discovery has it now, and the
+// context for the request. If discovery fails, and the last client knows one, that is returned.
+func (f *followingClient) clientFor(ctx context.Context, t target) (context.Context, client.Client, error) {
 	for {
-		current, err := f.latest()
+		current, err := f.server.latest()
 		if err != nil {
-			return nil, err
+			return nil, nil, err
 		}
 		known := current.pins.get(t.gvk)
 		found, err := f.conn.mapper.Resolve(ctx, t.gvk, known)
@@ -140,28 +91,29 @@ func (f *followingClient) clientFor(ctx context.Context, t target) (client.Clien
 		}
 		switch {
 		case err != nil:
-			return nil, err
+			return nil, nil, err
 		case current.pins.take(t.gvk, found):
-			return current, nil
+			return f.sender.with(ctx), current, nil
 		}
-		if err := f.renew(current, t.gvk, found); err != nil {
-			return nil, errors.WithMessagef(err, "creating a client because %s has another resource", t.gvk)
+		if err := f.server.renew(current, t.gvk, found); err != nil {
+			return nil, nil, errors.WithMessagef(err, "creating a client because %s has another resource", t.gvk)
 		}
 	}
 }
 
 // forObject is clientFor for a request about one object.
 func (f *followingClient) forObject(ctx context.Context, object client.Object,
-	namespace string) (client.Client, error) {
+	namespace string) (context.Context, client.Client, error) {
 	gvk, err := f.kindOf(object)
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	return f.clientFor(ctx, target{gvk: gvk, namespace: namespace})
 }
 
 // forConfiguration is clientFor for server-side apply.
-func (f *followingClient) forConfiguration(ctx context.Context, obj runtime.ApplyConfiguration) (client.Client, error) {
+func (f *followingClient) forConfiguration(ctx context.Context,
+	obj runtime.ApplyConfiguration) (context.Context, client.Client, error) {
 	switch o := obj.(type) {
 	case client.Object: // an unstructured one
 		return f.forObject(ctx, o, o.GetNamespace())
@@ -172,13 +124,14 @@ func (f *followingClient) forConfiguration(ctx context.Context, obj runtime.Appl
 	}:
 		version, err := schema.ParseGroupVersion(ptr.Deref(o.GetAPIVersion(), ""))
 		if err != nil {
-			return nil, errors.Wrap(err, "parsing the apiVersion of what is applied")
+			return nil, nil, errors.Wrap(err, "parsing the apiVersion of what is applied")
 		}
 		if kind := ptr.Deref(o.GetKind(), ""); kind != "" && version.Version != "" {
 			return f.clientFor(ctx, target{gvk: version.WithKind(kind), namespace: ptr.Deref(o.GetNamespace(), "")})
 		}
 	}
-	return f.latest() // it says what is wrong
+	current, err := f.server.latest()
+	return f.sender.with(ctx), current, err // it says what is wrong
 }
 
 // caches reports whether reads of an object or list come from the cache.
@@ -197,7 +150,7 @@ func (f *followingClient) Get(ctx context.Context, key client.ObjectKey, object 
 	if f.caches(object) {
 		return f.cached.Get(ctx, key, object, opts...)
 	}
-	c, err := f.forObject(ctx, object, key.Namespace)
+	ctx, c, err := f.forObject(ctx, object, key.Namespace)
 	if err != nil {
 		return err
 	}
@@ -215,7 +168,7 @@ func (f *followingClient) List(ctx context.Context, list client.ObjectList, opts
 	}
 	var options client.ListOptions
 	options.ApplyOptions(opts)
-	c, err := f.clientFor(ctx, target{gvk: gvk, namespace: options.Namespace, many: true})
+	ctx, c, err := f.clientFor(ctx, target{gvk: gvk, namespace: options.Namespace, many: true})
 	if err != nil {
 		return err
 	}
@@ -224,7 +177,7 @@ func (f *followingClient) List(ctx context.Context, list client.ObjectList, opts
 
 // Create implements client.Writer.
 func (f *followingClient) Create(ctx context.Context, object client.Object, opts ...client.CreateOption) error {
-	c, err := f.forObject(ctx, object, object.GetNamespace())
+	ctx, c, err := f.forObject(ctx, object, object.GetNamespace())
 	if err != nil {
 		return err
 	}
@@ -233,7 +186,7 @@ func (f *followingClient) Create(ctx context.Context, object client.Object, opts
 
 // Update implements client.Writer.
 func (f *followingClient) Update(ctx context.Context, object client.Object, opts ...client.UpdateOption) error {
-	c, err := f.forObject(ctx, object, object.GetNamespace())
+	ctx, c, err := f.forObject(ctx, object, object.GetNamespace())
 	if err != nil {
 		return err
 	}
@@ -243,7 +196,7 @@ func (f *followingClient) Update(ctx context.Context, object client.Object, opts
 // Patch implements client.Writer.
 func (f *followingClient) Patch(ctx context.Context, object client.Object, patch client.Patch,
 	opts ...client.PatchOption) error {
-	c, err := f.forObject(ctx, object, object.GetNamespace())
+	ctx, c, err := f.forObject(ctx, object, object.GetNamespace())
 	if err != nil {
 		return err
 	}
@@ -252,7 +205,7 @@ func (f *followingClient) Patch(ctx context.Context, object client.Object, patch
 
 // Apply implements client.Writer.
 func (f *followingClient) Apply(ctx context.Context, obj runtime.ApplyConfiguration, opts ...client.ApplyOption) error {
-	c, err := f.forConfiguration(ctx, obj)
+	ctx, c, err := f.forConfiguration(ctx, obj)
 	if err != nil {
 		return err
 	}
@@ -261,7 +214,7 @@ func (f *followingClient) Apply(ctx context.Context, obj runtime.ApplyConfigurat
 
 // Delete implements client.Writer.
 func (f *followingClient) Delete(ctx context.Context, object client.Object, opts ...client.DeleteOption) error {
-	c, err := f.forObject(ctx, object, object.GetNamespace())
+	ctx, c, err := f.forObject(ctx, object, object.GetNamespace())
 	if err != nil {
 		return err
 	}
@@ -277,7 +230,7 @@ func (f *followingClient) DeleteAllOf(ctx context.Context, object client.Object,
 	}
 	var options client.DeleteAllOfOptions
 	options.ApplyOptions(opts)
-	c, err := f.clientFor(ctx, target{gvk: gvk, namespace: options.Namespace, many: true})
+	ctx, c, err := f.clientFor(ctx, target{gvk: gvk, namespace: options.Namespace, many: true})
 	if err != nil {
 		return err
 	}
@@ -314,18 +267,19 @@ type followingSubResource struct {
 	name   string
 }
 
-func (s *followingSubResource) of(ctx context.Context, object client.Object) (client.SubResourceClient, error) {
-	c, err := s.client.forObject(ctx, object, object.GetNamespace())
+func (s *followingSubResource) of(ctx context.Context,
+	object client.Object) (context.Context, client.SubResourceClient, error) {
+	ctx, c, err := s.client.forObject(ctx, object, object.GetNamespace())
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
-	return c.SubResource(s.name), nil
+	return ctx, c.SubResource(s.name), nil
 }
 
 // Get implements client.SubResourceReader.
 func (s *followingSubResource) Get(ctx context.Context, object, subResource client.Object,
 	opts ...client.SubResourceGetOption) error {
-	c, err := s.of(ctx, object)
+	ctx, c, err := s.of(ctx, object)
 	if err != nil {
 		return err
 	}
@@ -335,7 +289,7 @@ func (s *followingSubResource) Get(ctx context.Context, object, subResource clie
 // Create implements client.SubResourceWriter.
 func (s *followingSubResource) Create(ctx context.Context, object, subResource client.Object,
 	opts ...client.SubResourceCreateOption) error {
-	c, err := s.of(ctx, object)
+	ctx, c, err := s.of(ctx, object)
 	if err != nil {
 		return err
 	}
@@ -345,7 +299,7 @@ func (s *followingSubResource) Create(ctx context.Context, object, subResource c
 // Update implements client.SubResourceWriter.
 func (s *followingSubResource) Update(ctx context.Context, object client.Object,
 	opts ...client.SubResourceUpdateOption) error {
-	c, err := s.of(ctx, object)
+	ctx, c, err := s.of(ctx, object)
 	if err != nil {
 		return err
 	}
@@ -355,7 +309,7 @@ func (s *followingSubResource) Update(ctx context.Context, object client.Object,
 // Patch implements client.SubResourceWriter.
 func (s *followingSubResource) Patch(ctx context.Context, object client.Object, patch client.Patch,
 	opts ...client.SubResourcePatchOption) error {
-	c, err := s.of(ctx, object)
+	ctx, c, err := s.of(ctx, object)
 	if err != nil {
 		return err
 	}
@@ -365,7 +319,7 @@ func (s *followingSubResource) Patch(ctx context.Context, object client.Object, 
 // Apply implements client.SubResourceWriter.
 func (s *followingSubResource) Apply(ctx context.Context, obj runtime.ApplyConfiguration,
 	opts ...client.SubResourceApplyOption) error {
-	c, err := s.client.forConfiguration(ctx, obj)
+	ctx, c, err := s.client.forConfiguration(ctx, obj)
 	if err != nil {
 		return err
 	}

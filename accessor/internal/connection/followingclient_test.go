@@ -138,7 +138,7 @@ func (r *reads) List(context.Context, client.ObjectList, ...client.ListOption) e
 	return nil
 }
 
-func newShapes(t *testing.T, options client.Options) (*shapes, client.Client) {
+func newShapes(t *testing.T, options *client.CacheOptions) (*shapes, client.Client) {
 	g := NewWithT(t)
 	s := &shapes{plural: "shapes", namespaced: true}
 	c := newTestConnection(t)
@@ -152,8 +152,8 @@ func newShapes(t *testing.T, options client.Options) (*shapes, client.Client) {
 	c.httpClient = &http.Client{Transport: target.Observe(s)}
 	s.client = c.httpClient
 	c.mapper = target.Mapper(c.config, c.httpClient, 0)
-	options.HTTPClient, options.Scheme = c.httpClient, c.options.Scheme
-	following, err := newFollowingClient(c, options)
+	c.target = target.Target
+	following, err := newFollowingClient(c, c.httpClient, options)
 	g.Expect(err).NotTo(HaveOccurred())
 	return s, following
 }
@@ -200,15 +200,15 @@ func TestReadsFromTheCacheNeedNoClient(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g := NewWithT(t)
 		cached := &reads{}
-		s, c := newShapes(t, client.Options{Cache: &client.CacheOptions{Reader: cached, Unstructured: true}})
+		s, c := newShapes(t, &client.CacheOptions{Reader: cached})
 		g.Expect(c.Get(t.Context(), client.ObjectKey{Name: "x"}, shapeNamed("", ""))).To(Succeed())
 		list := &unstructured.UnstructuredList{}
 		list.SetGroupVersionKind(shapeKind)
 		g.Expect(c.List(t.Context(), list)).To(Succeed())
 		g.Expect(cached.n).To(Equal(2))
-		g.Expect(c.(*followingClient).current.Load()).To(BeNil())
+		g.Expect(c.(*followingClient).server.current.Load()).To(BeNil())
 		g.Expect(c.Create(t.Context(), shapeNamed("ns", "x"))).To(Succeed())
-		g.Expect(c.(*followingClient).current.Load()).NotTo(BeNil())
+		g.Expect(c.(*followingClient).server.current.Load()).NotTo(BeNil())
 		requests, _ := s.take()
 		g.Expect(requests).To(Equal([]string{"POST namespaces/ns/shapes"}))
 	})
@@ -295,7 +295,7 @@ func TestRequestsFollowDiscovery(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				g := NewWithT(t)
-				s, c := newShapes(t, client.Options{})
+				s, c := newShapes(t, nil)
 				expect := func(ns, path string) {
 					t.Helper()
 					g.Expect(tc.send(t.Context(), c, ns)).To(Succeed())
@@ -328,7 +328,7 @@ func TestRequestsFollowDiscovery(t *testing.T) {
 func TestDoubtsAreRare(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g := NewWithT(t)
-		s, c := newShapes(t, client.Options{})
+		s, c := newShapes(t, nil)
 		for range 1000 {
 			g.Expect(c.Create(t.Context(), shapeNamed("n", "x"))).To(Succeed())
 			time.Sleep(time.Second)
@@ -360,7 +360,7 @@ func TestDoubtsAreRare(t *testing.T) {
 func TestRequestsWhileDiscoveryFails(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g := NewWithT(t)
-		s, c := newShapes(t, client.Options{})
+		s, c := newShapes(t, nil)
 		s.set(func(s *shapes) { s.fails = true })
 		g.Expect(c.Create(t.Context(), shapeNamed("n", "x"))).To(MatchError(ContainSubstring("discovering the kinds")))
 		s.set(func(s *shapes) { s.fails = false })
@@ -396,7 +396,7 @@ func TestRequestsWhileDiscoveryFails(t *testing.T) {
 func TestRequestsWhileDiscoveryHangs(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g := NewWithT(t)
-		s, c := newShapes(t, client.Options{})
+		s, c := newShapes(t, nil)
 		g.Expect(c.Create(t.Context(), shapeNamed("n", "x"))).To(Succeed())
 		s.set(func(s *shapes) { s.namespaced = false })
 		s.notice(t)
@@ -435,12 +435,12 @@ func TestRequestsWhileDiscoveryHangs(t *testing.T) {
 func TestLookupIsEnough(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g := NewWithT(t)
-		s, c := newShapes(t, client.Options{})
+		s, c := newShapes(t, nil)
 		g.Expect(c.Create(t.Context(), shapeNamed("n", "x"))).To(Succeed())
 		following := c.(*followingClient)
-		known := following.current.Load().pins.get(shapeKind)
+		known := following.server.current.Load().pins.get(shapeKind)
 		otherKind := schema.GroupVersionKind{Version: "v1", Kind: "Other"}
-		following.current.Load().pins.known.Store(otherKind, known)
+		following.server.current.Load().pins.known.Store(otherKind, known)
 		s.set(func(s *shapes) { s.namespaced, s.wholeHangs = false, true })
 		time.Sleep(10 * time.Second)
 		s.take()
@@ -451,7 +451,7 @@ func TestLookupIsEnough(t *testing.T) {
 		requests, _ := s.take()
 		g.Expect(requests).To(HaveEach("POST shapes"))
 		g.Expect(time.Since(begun)).To(BeZero())
-		g.Expect(following.current.Load().pins.get(otherKind)).To(BeIdenticalTo(known), "also in another client")
+		g.Expect(following.server.current.Load().pins.get(otherKind)).To(BeIdenticalTo(known), "also in another client")
 		time.Sleep(time.Minute)
 	})
 }
@@ -460,7 +460,7 @@ func TestLookupIsEnough(t *testing.T) {
 func TestSlowLookupIsUsed(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g := NewWithT(t)
-		s, c := newShapes(t, client.Options{})
+		s, c := newShapes(t, nil)
 		g.Expect(c.Create(t.Context(), shapeNamed("n", "x"))).To(Succeed())
 		s.set(func(s *shapes) { s.namespaced, s.wholeHangs, s.lookupTakes = false, true, 3*time.Second })
 		time.Sleep(10 * time.Second)
@@ -488,11 +488,7 @@ func TestReadsOfACache(t *testing.T) {
 				"apiVersion": "example.com/v1", "kind": "ShapeList"}}, client.InNamespace("n"))).To(Succeed())
 		}
 		for _, disabled := range [][]client.Object{nil, {other}} {
-			s, c := newShapes(t, client.Options{Cache: &client.CacheOptions{
-				Reader:       cache,
-				Unstructured: true,
-				DisableFor:   disabled,
-			}})
+			s, c := newShapes(t, &client.CacheOptions{Reader: cache, DisableFor: disabled})
 			cache.n = 0
 			read(c)
 			requests, discoveries := s.take()
@@ -500,11 +496,7 @@ func TestReadsOfACache(t *testing.T) {
 			g.Expect(requests).To(BeEmpty())
 			g.Expect(discoveries).To(BeZero())
 		}
-		s, c := newShapes(t, client.Options{Cache: &client.CacheOptions{
-			Reader:       cache,
-			Unstructured: true,
-			DisableFor:   []client.Object{shapeNamed("", "")},
-		}})
+		s, c := newShapes(t, &client.CacheOptions{Reader: cache, DisableFor: []client.Object{shapeNamed("", "")}})
 		cache.n = 0
 		read(c)
 		g.Expect(cache.n).To(BeZero())
@@ -529,7 +521,7 @@ func TestReadsOfACache(t *testing.T) {
 func TestManyFollow(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g := NewWithT(t)
-		s, c := newShapes(t, client.Options{})
+		s, c := newShapes(t, nil)
 		var writers sync.WaitGroup
 		stop := make(chan struct{})
 		for range 8 {

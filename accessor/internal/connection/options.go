@@ -37,6 +37,8 @@ type Options struct {
 	Fenced func()
 	// LiveGet is called for each cached Get that goes to the API server. It must not block.
 	LiveGet func()
+
+	servers serverClients
 }
 
 // ClientOptions configure clients.

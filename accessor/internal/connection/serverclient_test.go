@@ -1,0 +1,127 @@
+package connection
+
+import (
+	"context"
+	"net/http"
+	"runtime"
+	"testing"
+	"time"
+
+	. "github.com/onsi/gomega"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	apiruntime "k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/client-go/util/flowcontrol"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/latchkey-dev/latchkey/test/support/testutil"
+)
+
+// sibling returns the client of another connection to the same server, whose requests go to via.
+func sibling(t *testing.T, c client.Client, via http.RoundTripper) *followingClient {
+	first := c.(*followingClient)
+	other := newTestConnection(t)
+	other.options, other.target, other.mapper = first.conn.options, first.conn.target, first.conn.mapper
+	other.httpClient = &http.Client{Transport: via}
+	following, err := newFollowingClient(other, other.httpClient, nil)
+	NewWithT(t).Expect(err).NotTo(HaveOccurred())
+	return following
+}
+
+// Connections to a server share a client, and each request goes out as that of the connection whose
+// client was called: whatever the context of the caller has, and in whatever order they are called.
+func TestServerClientSendsAsTheCaller(t *testing.T) {
+	g := NewWithT(t)
+	s, c := newShapes(t, nil)
+	var sentByOther []string
+	var seen context.Context
+	other := sibling(t, c, testutil.RoundTripperFunc(func(req *http.Request) (*http.Response, error) {
+		sentByOther, seen = append(sentByOther, req.URL.Path), req.Context()
+		return s.RoundTrip(req)
+	}))
+	g.Expect(other.server).To(BeIdenticalTo(c.(*followingClient).server))
+	for range 3 {
+		g.Expect(other.Create(t.Context(), shapeNamed("ns", "x"))).To(Succeed())
+		g.Expect(c.Create(t.Context(), shapeNamed("ns", "x"))).To(Succeed())
+	}
+	g.Expect(sentByOther).To(HaveLen(3))
+	requests, _ := s.take()
+	g.Expect(requests).To(HaveLen(6))
+
+	withOther := context.WithoutCancel(seen)
+	for _, call := range []func() error{
+		func() error {
+			return c.Get(withOther, client.ObjectKey{Namespace: "ns", Name: "x"}, shapeNamed("", ""))
+		},
+		func() error { return c.Create(withOther, shapeNamed("ns", "x")) },
+		func() error { return c.Update(withOther, shapeNamed("ns", "x")) },
+		func() error { return c.Patch(withOther, shapeNamed("ns", "x"), client.RawPatch("a/b", []byte("{}"))) },
+		func() error {
+			return c.Apply(withOther, client.ApplyConfigurationFromUnstructured(shapeNamed("ns", "x")))
+		},
+		func() error { return c.Delete(withOther, shapeNamed("ns", "x")) },
+		func() error { return c.DeleteAllOf(withOther, shapeNamed("", ""), client.InNamespace("ns")) },
+		func() error { return c.Status().Create(withOther, shapeNamed("ns", "x"), shapeNamed("ns", "x")) },
+		func() error { return c.Status().Update(withOther, shapeNamed("ns", "x")) },
+		func() error {
+			return c.Status().Patch(withOther, shapeNamed("ns", "x"), client.RawPatch("a/b", []byte("{}")))
+		},
+		func() error {
+			return c.Status().Apply(withOther, client.ApplyConfigurationFromUnstructured(shapeNamed("ns", "x")))
+		},
+		func() error {
+			return c.SubResource("scale").Get(withOther, shapeNamed("ns", "x"), shapeNamed("ns", "x"))
+		},
+	} {
+		g.Expect(call()).To(Succeed())
+		requests, _ := s.take()
+		g.Expect(requests).To(HaveLen(1))
+	}
+	g.Expect(sentByOther).To(HaveLen(3), "nothing of c went out as the other")
+}
+
+// Without a connection that sends it, a request is not sent.
+func TestServerClientAloneSendsNothing(t *testing.T) {
+	g := NewWithT(t)
+	s, c := newShapes(t, nil)
+	g.Expect(c.Create(t.Context(), shapeNamed("ns", "x"))).To(Succeed())
+	s.take()
+	shared := c.(*followingClient).server.current.Load()
+	g.Expect(shared.Create(t.Context(), shapeNamed("ns", "x"))).To(MatchError(errNoSender))
+	requests, _ := s.take()
+	g.Expect(requests).To(BeEmpty())
+}
+
+// Each connection has the limit of its own requests.
+func TestServerClientLimitsEachSender(t *testing.T) {
+	g := NewWithT(t)
+	s, c := newShapes(t, nil)
+	c.(*followingClient).sender.limiter = flowcontrol.NewTokenBucketRateLimiter(1e-6, 1)
+	other := sibling(t, c, s)
+	g.Expect(c.Create(t.Context(), shapeNamed("ns", "x"))).To(Succeed())
+	ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+	defer cancel()
+	g.Expect(c.Create(ctx, shapeNamed("ns", "x"))).To(MatchError(ContainSubstring("rate")))
+	g.Expect(other.Create(t.Context(), shapeNamed("ns", "x"))).To(Succeed())
+}
+
+// The client of a server ends with the last connection to it, and one that came meanwhile stays.
+func TestServerClientsAreForgotten(t *testing.T) {
+	g := NewWithT(t)
+	scheme := apiruntime.NewScheme()
+	metav1.AddToGroupVersion(scheme, shapeKind.GroupVersion())
+	var servers serverClients
+	known := func() int {
+		runtime.GC()
+		servers.mu.Lock()
+		defer servers.mu.Unlock()
+		return len(servers.clients)
+	}
+	kept := servers.of(serverKey{nil, time.Second}, scheme)
+	g.Expect(servers.of(serverKey{nil, time.Second}, scheme)).To(BeIdenticalTo(kept))
+	g.Expect(servers.of(serverKey{nil, time.Minute}, scheme)).NotTo(BeIdenticalTo(kept))
+	g.Eventually(known, time.Minute).Should(Equal(1))
+	g.Expect(servers.of(serverKey{nil, time.Second}, scheme)).To(BeIdenticalTo(kept))
+	servers.drop(kept.key) // by the cleanup of an earlier one
+	g.Expect(known()).To(Equal(1))
+	runtime.KeepAlive(kept)
+}
