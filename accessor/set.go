@@ -156,6 +156,7 @@ func (s *Set) metricsSnapshot() metrics.Snapshot {
 		}
 	}
 	count(s.rooms.Scopes())
+	shared := map[string]bool{}
 	s.each(func(a *identityAccessor) {
 		if p.Divided != nil {
 			p.Divided.Add(a.uid(), true)
@@ -165,6 +166,12 @@ func (s *Set) metricsSnapshot() metrics.Snapshot {
 		p.Watches += a.watches.Len()
 		if published.conn != nil {
 			count(published.conn.OwnScopes())
+			if published.conn.UsesCache() {
+				p.CacheUsers++
+				if name := published.conn.SharedCache(); name == "" || !shared[name] {
+					p.Caches, shared[name] = p.Caches+1, true
+				}
+			}
 		}
 		if s.options.PerExtension {
 			p.Extensions = append(p.Extensions, metrics.Extension{

@@ -29,6 +29,7 @@ type State struct {
 	TokenExpires time.Time          // zero if the token does not expire
 	Watches      []watches.WatchState
 	Scopes       []scopedcache.ScopeState
+	SharedCache  string // names the cache that has the scopes and that others use, too; empty for none
 }
 
 // snapshot is the state of an accessor that getters read. A snapshot is immutable; a transition
@@ -70,6 +71,7 @@ func (a *identityAccessor) state() State {
 	if conn := published.conn; conn != nil {
 		state.Identity = conn.Identity()
 		state.Scopes = conn.Scopes()
+		state.SharedCache = conn.SharedCache()
 	}
 	return state
 }

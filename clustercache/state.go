@@ -64,9 +64,14 @@ type ConnectionState struct {
 	HealthSince time.Time `json:"healthSince,omitzero"`
 	// Watches are the registered watches, sorted by name, kind and scope.
 	Watches []WatchState `json:"-"`
-	// Scopes are the scopes of the connection's cache, sorted by kind and scope. It is empty while
-	// not connected.
+	// Scopes are the scopes of the connection's cache that the extension uses, sorted by kind and
+	// scope. It is empty while not connected.
 	Scopes []ScopeState `json:"-"`
+	// SharedCache is the name of the cache that the extension shares with others of its identity, or
+	// will share when it first uses one. Compare the names: extensions with the same one have each
+	// scope once, with one informer. A name lasts as long as an extension that has it is connected. It
+	// is empty for a cache of its own, and while not connected.
+	SharedCache string `json:"sharedCache,omitempty"`
 }
 
 // Starting reports whether the first connect of the extension has not ended yet. What was connected
@@ -110,6 +115,7 @@ func connectionStateOf(state accessor.State) ConnectionState {
 		Healthy:            state.Healthy,
 		HealthSince:        state.HealthSince,
 		Scopes:             state.Scopes,
+		SharedCache:        state.SharedCache,
 	}
 	for _, watch := range state.Watches {
 		public.Watches = append(public.Watches, watchStateOf(watch))

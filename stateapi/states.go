@@ -36,6 +36,7 @@ func connectionOf(state clustercache.ConnectionState) *v1alpha1.Connection {
 			CredentialSince:    timeOf(state.CredentialSince),
 			ObservedGeneration: state.ObservedGeneration,
 			Scopes:             int32(len(state.Scopes)),
+			SharedCache:        state.SharedCache,
 			Probe:              v1alpha1.ProbeStatus{Error: connstate.ErrorText(state.Health.LastError)},
 		},
 	}
@@ -94,6 +95,12 @@ func connectionColumns() apiserver.StoreOption {
 			Type: "integer",
 			Wide: true,
 			Cell: func(c *v1alpha1.Connection) any { return int64(c.Status.ForbiddenScopes) },
+		},
+		connectionColumn{
+			Name:        "Shared Cache",
+			Wide:        true,
+			Description: "Connections with the same one have each scope once.",
+			Cell:        func(c *v1alpha1.Connection) any { return c.Status.SharedCache },
 		},
 		connectionColumn{Name: "Target", Wide: true, Cell: func(c *v1alpha1.Connection) any { return c.Status.Target }},
 		connectionColumn{Name: "Source", Wide: true, Cell: func(c *v1alpha1.Connection) any { return c.Status.Source }},

@@ -27,9 +27,14 @@ type row struct {
 	Scopes    int       `json:"scopes"`
 	// Troubled is how many of the scopes deliver nothing, or nothing new.
 	Troubled int `json:"troubled"`
+	// SharedBy is how many extensions use the cache, 0 for a cache of its own. Only the rows that a
+	// viewer gets have it.
+	SharedBy int `json:"sharedBy,omitempty"`
 
 	key    client.ObjectKey
-	search string // what the filter searches, in lower case
+	cache  string      // that the extension shares; empty for none
+	scopes []usedScope // of that cache
+	search string      // what the filter searches, in lower case
 }
 
 // States of an extension in one word. A retry is no news.
@@ -53,6 +58,7 @@ func rowOf(state clustercache.ConnectionState) *row {
 		Watches:   len(state.Watches),
 		Scopes:    len(state.Scopes),
 		key:       state.Extension,
+		cache:     state.SharedCache,
 	}
 	switch {
 	case state.Phase == clustercache.PhaseConnected:
@@ -64,8 +70,12 @@ func rowOf(state clustercache.ConnectionState) *row {
 		r.Since = state.DisconnectedSince
 	}
 	for _, scope := range state.Scopes {
-		if isTrouble(scope) {
+		troubled := isTrouble(scope)
+		if troubled {
 			r.Troubled++
+		}
+		if r.cache != "" {
+			r.scopes = append(r.scopes, usedScope{hashOf(scope), troubled})
 		}
 	}
 	r.search = strings.ToLower(strings.Join([]string{r.Extension, r.State, r.Reason, r.Message, r.Username, r.Target,
@@ -96,12 +106,18 @@ type fleet struct {
 	ready     bool                      // guarded by mu; the states were reported once
 	rows      map[client.ObjectKey]*row // guarded by mu
 	timelines timelines                 // guarded by mu
+	shared    sharedCaches              // guarded by mu; what the rows use
 
 	seen map[client.ObjectKey]*seen // of rows; only update reads and writes it, in one goroutine
 }
 
 func newFleet() *fleet {
-	return &fleet{changed: make(chan struct{}), rows: map[client.ObjectKey]*row{}, seen: map[client.ObjectKey]*seen{}}
+	return &fleet{
+		changed: make(chan struct{}),
+		rows:    map[client.ObjectKey]*row{},
+		shared:  newSharedCaches(),
+		seen:    map[client.ObjectKey]*seen{},
+	}
 }
 
 // update takes over the states of extensions. get returns false for an extension that is gone. Only
@@ -143,6 +159,8 @@ func (f *fleet) updateChunk(keys []client.ObjectKey, get func(client.ObjectKey) 
 	defer f.mu.Unlock()
 	for i, key := range keys {
 		f.timelines.add(key, changes[i].entries...)
+		f.shared.add(f.rows[key], -1)
+		f.shared.add(changes[i].row, 1)
 		if f.rows[key] = changes[i].row; changes[i].row == nil {
 			delete(f.rows, key)
 			f.timelines.removed(key, now)
@@ -153,21 +171,44 @@ func (f *fleet) updateChunk(keys []client.ObjectKey, get func(client.ObjectKey) 
 
 // fleetState is the state of a fleet at a time.
 type fleetState struct {
-	ready   bool
-	rows    []*row // in any order
-	changed <-chan struct{}
+	ready            bool
+	rows             []*row         // in any order
+	sharers          map[string]int // extensions by the cache that they share
+	scopes, troubled int            // of the shared caches, each once
+	changed          <-chan struct{}
 }
 
 // current returns the rows of all extensions, and a channel that is closed when they change.
 func (f *fleet) current() fleetState {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	return fleetState{ready: f.ready, rows: slices.Collect(maps.Values(f.rows)), changed: f.changed}
+	return fleetState{
+		ready:    f.ready,
+		rows:     slices.Collect(maps.Values(f.rows)),
+		sharers:  maps.Clone(f.shared.extensions),
+		scopes:   len(f.shared.scopes),
+		troubled: len(f.shared.troubled),
+		changed:  f.changed,
+	}
 }
 
 // timeline returns an extension's timeline, newest first, and its row, nil if it is not known.
 func (f *fleet) timeline(key client.ObjectKey) ([]entry, *row) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	return f.timelines.of(key), f.rows[key]
+	r := f.rows[key]
+	if r != nil {
+		r = r.withSharers(f.shared.extensions)
+	}
+	return f.timelines.of(key), r
+}
+
+// withSharers returns the row as viewers get it.
+func (r *row) withSharers(extensions map[string]int) *row {
+	if r.cache == "" {
+		return r
+	}
+	shown := *r
+	shown.SharedBy = extensions[r.cache]
+	return &shown
 }

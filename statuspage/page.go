@@ -122,7 +122,7 @@ func setSecurityHeaders(header http.Header) {
 // view returns what the query selects, now.
 func (p *Page) view(q query) (view, <-chan struct{}) {
 	state := p.fleet.current()
-	fleet, page := viewOf(q, state.rows)
+	fleet, page := viewOf(q, state)
 	return view{
 		Name:      p.name,
 		Ready:     state.ready,

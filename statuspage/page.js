@@ -13,6 +13,7 @@
   let stream = null; // the request under way
   let clockOffset = 0; // of the server's clock from ours
   let detailsOf = ""; // the details on the page: extension and what changed last
+  let sharedBy = 0; // how many extensions share the cache of that extension
   let wasLost = false;
   let heard = 0; // when the stream under way last said something, or when it was asked for; 0 if there is none
   let hasView = false; // the stream under way has sent a view
@@ -253,6 +254,7 @@
     server.title = row.target || "";
     setText(connects, String(row.connects));
     setText(scopes, row.scopes + (row.troubled ? " (" + row.troubled + " deliver nothing)" : ""));
+    scopes.title = row.sharedBy > 1 ? row.sharedBy + " extensions share this cache" : "";
     scopes.className = "number" + (row.troubled ? " wait" : "");
   };
   const showRows = (page) => {
@@ -308,6 +310,7 @@
     const version = JSON.stringify([extension.extension, row, extension.timeline[0]]);
     if (version !== detailsOf) {
       detailsOf = version;
+      sharedBy = row ? row.sharedBy || 0 : 0;
       requestDetails();
     }
   };
@@ -365,7 +368,8 @@
     showPairs(byID("facts"), facts);
     const objects = scopes.reduce((sum, scope) => sum + scope.objects, 0);
     setText(byID("cost"), scopes.length === 0 ? "Nothing." : scopes.length + (scopes.length === 1 ? " informer with " : " informers with ") +
-      objects + (objects === 1 ? " object in memory." : " objects in memory."));
+      objects + (objects === 1 ? " object in memory" : " objects in memory") +
+      (sharedBy > 1 ? ", in a cache that " + sharedBy + " extensions share." : "."));
     byID("scopes").parentElement.hidden = scopes.length === 0;
     byID("scopes").tBodies[0].replaceChildren(...scopes.map((scope) => {
       const tr = element("tr");

@@ -704,3 +704,51 @@ func BenchmarkView(b *testing.B) {
 		}
 	}
 }
+
+// A scope that extensions share counts once, and each row says how many share its cache.
+func TestSharedCaches(t *testing.T) {
+	g := NewWithT(t)
+	sharing := func(cache string, scopes ...clustercache.ScopeState) clustercache.ConnectionState {
+		return connected(func(s *clustercache.ConnectionState) { s.SharedCache, s.Scopes = cache, scopes })
+	}
+	synced := scope("ConfigMap", clustercache.StateSynced, "")
+	denied := scope("Secret", clustercache.StateForbidden, "denied")
+	page, cache, end := startPage(t, named("a", sharing("x", synced)), named("b", sharing("x", synced, denied)),
+		named("c", sharing("x")), named("d", sharing("y", synced, denied)), named("e", sharing("", synced, denied)),
+		named("f", sharing("", synced)))
+	defer end()
+	set := func(state clustercache.ConnectionState) {
+		cache.set(state)
+		cache.set() // so the page knows it
+	}
+	expect := func(scopes, troubled int, sharedBy ...int) {
+		t.Helper()
+		v := viewAt(t, page, "extension=b")
+		g.Expect([]int{v.Fleet.Scopes, v.Fleet.Troubled}).To(Equal([]int{scopes, troubled}))
+		var got []int
+		for _, r := range v.Page.Rows {
+			got = append(got, r.SharedBy)
+		}
+		g.Expect(got).To(Equal(sharedBy))
+		if row := v.Extension.Row; row != nil {
+			g.Expect(row.SharedBy).To(Equal(sharedBy[1]))
+		}
+	}
+	expect(2+2+2+1, 1+1+1, 3, 3, 3, 1, 0, 0)
+	set(named("c", sharing("x", denied)))
+	expect(7, 3, 3, 3, 3, 1, 0, 0)
+	set(named("b", sharing("y", synced)))
+	expect(7, 3, 2, 2, 2, 2, 0, 0)
+	set(named("c", disconnected(clustercache.ReasonUnauthorized, "")))
+	expect(1+2+2+1, 2, 1, 2, 0, 2, 0, 0)
+	cache.mu.Lock()
+	delete(cache.states, keyOf("a"))
+	cache.mu.Unlock()
+	cache.changes <- []client.ObjectKey{keyOf("a")}
+	cache.set()
+	v := viewAt(t, page, "")
+	g.Expect([]int{v.Fleet.Scopes, v.Fleet.Troubled}).To(Equal([]int{2 + 2 + 1, 2}))
+	page.fleet.mu.Lock()
+	defer page.fleet.mu.Unlock()
+	g.Expect(page.fleet.shared.extensions).To(Equal(map[string]int{"y": 2}), "nothing is left of the others")
+}

@@ -101,7 +101,7 @@ type summary struct {
 	States     map[string]int `json:"states"`
 	Reasons    map[string]int `json:"reasons"`
 	Unhealthy  int            `json:"unhealthy"` // connected, but the last probe failed
-	Scopes     int            `json:"scopes"`
+	Scopes     int            `json:"scopes"`    // one that extensions share counts once
 	Troubled   int            `json:"troubledScopes"`
 }
 
@@ -123,10 +123,16 @@ type selected struct {
 }
 
 // viewOf returns what the query selects.
-func viewOf(q query, rows []*row) (summary, tablePage) {
-	fleet := summary{Extensions: len(rows), States: map[string]int{}, Reasons: map[string]int{}}
+func viewOf(q query, state fleetState) (summary, tablePage) {
+	fleet := summary{
+		Extensions: len(state.rows),
+		States:     map[string]int{},
+		Reasons:    map[string]int{},
+		Scopes:     state.scopes,
+		Troubled:   state.troubled,
+	}
 	var matching []*row
-	for _, r := range rows {
+	for _, r := range state.rows {
 		fleet.States[r.State]++
 		if r.Reason != "" {
 			fleet.Reasons[r.Reason]++
@@ -134,8 +140,10 @@ func viewOf(q query, rows []*row) (summary, tablePage) {
 		if isUnhealthy(r) {
 			fleet.Unhealthy++
 		}
-		fleet.Scopes += r.Scopes
-		fleet.Troubled += r.Troubled
+		if r.cache == "" {
+			fleet.Scopes += r.Scopes
+			fleet.Troubled += r.Troubled
+		}
 		if matches(q, r) {
 			matching = append(matching, r)
 		}
@@ -152,7 +160,10 @@ func viewOf(q query, rows []*row) (summary, tablePage) {
 	page := tablePage{Number: min(q.page, pages), Pages: pages, Matching: len(matching), Rows: []*row{}}
 	if len(matching) > 0 {
 		first := (page.Number - 1) * q.size
-		page.First, page.Rows = first+1, matching[first:min(first+q.size, len(matching))]
+		page.First = first + 1
+		for _, r := range matching[first:min(first+q.size, len(matching))] {
+			page.Rows = append(page.Rows, r.withSharers(state.sharers))
+		}
 	}
 	return fleet, page
 }

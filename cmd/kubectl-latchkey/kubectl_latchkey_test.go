@@ -159,7 +159,7 @@ func TestRolesGrantNothingElse(t *testing.T) {
 
 func TestTop(t *testing.T) {
 	g := NewWithT(t)
-	usages := []usageOf{{"a", 1, 5}, {"b", 9, 5}, {"c", 2, 70}, {"d", 0, 0}, {"e", 1, 5}}
+	usages := []usageOf{{"a", 1, 1, 5}, {"b", 1, 9, 5}, {"c", 1, 2, 70}, {"d", 1, 0, 0}, {"e", 1, 1, 5}}
 	for by, want := range map[string]string{"objects": "c b a e d ", "informers": "b c a e d "} {
 		sortUsages(usages, by)
 		var order bytes.Buffer
@@ -169,8 +169,40 @@ func TestTop(t *testing.T) {
 		g.Expect(order.String()).To(Equal(want))
 	}
 	var out bytes.Buffer
-	g.Expect(printUsages(&out, []usageOf{{"b", 9, 5}})).To(Succeed())
-	g.Expect(out.String()).To(Equal("NAME   OBJECTS   INFORMERS\nb      5         9\n"))
+	g.Expect(printUsages(&out, []usageOf{{"b", 3, 9, 5}})).To(Succeed())
+	g.Expect(out.String()).To(Equal("NAME   EXTENSIONS   OBJECTS   INFORMERS\nb      3            5         9\n"))
+}
+
+// A cache that extensions share is one, with each scope once.
+func TestCachesOfTop(t *testing.T) {
+	g := NewWithT(t)
+	var connections []v1alpha1.Connection
+	for _, c := range [][3]string{{"n", "b", "x"}, {"n", "a", "x"}, {"m", "a", ""}, {"m", "b", ""}, {"m", "c", "y"},
+		{"m", "d", "x"}} {
+		connections = append(connections, v1alpha1.Connection{
+			ObjectMeta: metav1.ObjectMeta{Namespace: c[0], Name: c[1]},
+			Status:     v1alpha1.ConnectionStatus{SharedCache: c[2]},
+		})
+	}
+	var names []string
+	for _, users := range cachesOf(connections) {
+		names = append(names, namesOf(users))
+	}
+	g.Expect(names).To(Equal([]string{"m/d and 2 more", "m/a", "m/b", "m/c"}))
+
+	of := func(namespace, extension, representation string, s v1alpha1.Scope) v1alpha1.Scope {
+		s.Namespace, s.Status.Extension, s.Status.Representation = namespace, extension, representation
+		return s
+	}
+	secrets := scope("Synced", "v1", "Secret", "b")
+	byCache := scopesByCache(connections, []v1alpha1.Scope{
+		of("n", "a", "Typed", secrets), of("n", "b", "Typed", secrets), of("m", "d", "Metadata", secrets),
+		of("n", "b", "Typed", scope("Synced", "v1", "Secret", "c")), of("m", "a", "Typed", secrets),
+		of("m", "c", "Typed", secrets), of("gone", "x", "Typed", secrets),
+	})
+	g.Expect(byCache).To(HaveLen(2))
+	g.Expect(byCache["x"]).To(HaveLen(3))
+	g.Expect(byCache["y"]).To(HaveLen(1))
 }
 
 func TestMistakes(t *testing.T) {

@@ -7,12 +7,14 @@ import (
 	"io"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"text/tabwriter"
 
 	"github.com/pkg/errors"
 	"golang.org/x/sync/errgroup"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/dynamic"
 
@@ -20,16 +22,19 @@ import (
 	"github.com/latchkey-dev/latchkey/stateapi/v1alpha1"
 )
 
-// parallelGets is how many connections are read at a time, for their numbers of objects.
+// parallelGets is how many objects are read at a time, for their numbers of objects.
 const parallelGets = 10
 
-// usageOf is what a connection uses.
+// usageOf is what a cache has. extensions of one identity may share it.
 type usageOf struct {
-	name               string
-	informers, objects int64
+	name                           string // of the extension, or of the first one
+	extensions, informers, objects int64
 }
 
-// top prints the connections that use most.
+// sharing is the connections that use one cache, sorted by name.
+type sharing []*v1alpha1.Connection
+
+// top prints the caches that have most.
 func (c *cli) top(ctx context.Context, out io.Writer, by string, allNamespaces bool) error {
 	out = untrusted.Terminal(out)
 	if by != "objects" && by != "informers" {
@@ -39,34 +44,43 @@ func (c *cli) top(ctx context.Context, out io.Writer, by string, allNamespaces b
 	if err != nil {
 		return err
 	}
-	var found []v1alpha1.Connection
-	for options := (metav1.ListOptions{Limit: pageSize}); ; {
-		page, err := connections.List(ctx, options)
-		if err != nil {
-			return errors.Wrap(err, "reading the connections")
-		}
-		for i := range page.Items {
-			var connection v1alpha1.Connection
-			if err := runtime.DefaultUnstructuredConverter.FromUnstructured(page.Items[i].Object, &connection); err != nil {
-				return errors.Wrap(err, "reading the connections")
-			}
-			found = append(found, connection)
-		}
-		if options.Continue = page.GetContinue(); options.Continue == "" {
-			break
-		}
+	found, err := listAll[v1alpha1.Connection](ctx, connections, "connections")
+	if err != nil {
+		return err
 	}
-	usages := make([]usageOf, len(found))
+	caches := cachesOf(found)
+	scopes, err := c.resource("scopes", allNamespaces)
+	if err != nil {
+		return err
+	}
+	var sharedScopes map[string][]*v1alpha1.Scope
+	if slices.ContainsFunc(caches, func(users sharing) bool { return len(users) > 1 }) {
+		all, err := listAll[v1alpha1.Scope](ctx, scopes, "scopes")
+		if err != nil {
+			return err
+		}
+		sharedScopes = scopesByCache(found, all)
+	}
+	usages := make([]usageOf, len(caches))
 	group, ctx := errgroup.WithContext(ctx)
 	group.SetLimit(parallelGets)
-	for i := range found {
-		usages[i] = usageOf{
-			name:      strings.TrimPrefix(found[i].Namespace+"/"+found[i].Name, "/"),
-			informers: int64(found[i].Status.Scopes),
-		}
-		if usages[i].informers > 0 { // only the answer to a get counts objects
+	for i, users := range caches {
+		usages[i] = usageOf{name: namesOf(users), extensions: int64(len(users)), informers: int64(users[0].Status.Scopes)}
+		if len(users) == 1 && usages[i].informers > 0 { // only the answer to a get counts objects
 			group.Go(func() (err error) {
-				usages[i].objects, err = c.objects(ctx, connections, &found[i])
+				usages[i].objects, err = objectsOf(ctx, connections, users[0])
+				return err
+			})
+		}
+		if len(users) == 1 {
+			continue
+		}
+		distinct := sharedScopes[users[0].Status.SharedCache]
+		usages[i].informers = int64(len(distinct))
+		for _, scope := range distinct {
+			group.Go(func() error {
+				objects, err := objectsOf(ctx, scopes, scope)
+				atomic.AddInt64(&usages[i].objects, objects)
 				return err
 			})
 		}
@@ -78,27 +92,96 @@ func (c *cli) top(ctx context.Context, out io.Writer, by string, allNamespaces b
 	return printUsages(out, usages)
 }
 
-// objects returns how many objects the cache of a connection has.
-func (c *cli) objects(ctx context.Context, connections dynamic.ResourceInterface,
-	connection *v1alpha1.Connection) (int64, error) {
-	if named, ok := connections.(dynamic.NamespaceableResourceInterface); ok && connection.Namespace != "" {
-		connections = named.Namespace(connection.Namespace)
+// listAll reads all pages.
+func listAll[T any](ctx context.Context, from dynamic.ResourceInterface, what string) (all []T, err error) {
+	for options := (metav1.ListOptions{Limit: pageSize}); ; {
+		page, err := from.List(ctx, options)
+		if err != nil {
+			return nil, errors.Wrapf(err, "reading the %s", what)
+		}
+		for i := range page.Items {
+			var item T
+			if err := runtime.DefaultUnstructuredConverter.FromUnstructured(page.Items[i].Object, &item); err != nil {
+				return nil, errors.Wrapf(err, "reading the %s", what)
+			}
+			all = append(all, item)
+		}
+		if options.Continue = page.GetContinue(); options.Continue == "" {
+			return all, nil
+		}
 	}
-	got, err := connections.Get(ctx, connection.Name, metav1.GetOptions{})
+}
+
+// cachesOf returns the connections by the cache that they use.
+func cachesOf(connections []v1alpha1.Connection) (caches []sharing) {
+	place := map[string]int{}
+	for i := range connections {
+		shared := connections[i].Status.SharedCache
+		if at, known := place[shared]; known && shared != "" {
+			caches[at] = append(caches[at], &connections[i])
+			continue
+		}
+		place[shared] = len(caches)
+		caches = append(caches, sharing{&connections[i]})
+	}
+	for _, users := range caches {
+		slices.SortFunc(users, func(x, y *v1alpha1.Connection) int { return strings.Compare(keyOf(x), keyOf(y)) })
+	}
+	return caches
+}
+
+// keyOf returns namespace/name, or the name of a cluster-scoped extension.
+func keyOf(connection *v1alpha1.Connection) string {
+	return keyString(connection.Namespace, connection.Name)
+}
+
+func keyString(namespace, name string) string { return strings.TrimPrefix(namespace+"/"+name, "/") }
+
+// namesOf returns the names of a cache's users in short.
+func namesOf(users sharing) string {
+	if len(users) == 1 {
+		return keyOf(users[0])
+	}
+	return fmt.Sprintf("%s and %d more", keyOf(users[0]), len(users)-1)
+}
+
+// scopesByCache returns the scopes of each shared cache, each once.
+func scopesByCache(connections []v1alpha1.Connection, scopes []v1alpha1.Scope) map[string][]*v1alpha1.Scope {
+	cacheOf := map[string]string{}
+	for i := range connections {
+		cacheOf[keyOf(&connections[i])] = connections[i].Status.SharedCache
+	}
+	type scopeOf struct {
+		cache, representation string
+		v1alpha1.Selection
+	}
+	byCache, seen := map[string][]*v1alpha1.Scope{}, map[scopeOf]bool{}
+	for i := range scopes {
+		status := &scopes[i].Status
+		cache := cacheOf[keyString(scopes[i].Namespace, status.Extension)]
+		key := scopeOf{cache, status.Representation, status.Selection}
+		if cache != "" && !seen[key] {
+			seen[key] = true
+			byCache[cache] = append(byCache[cache], &scopes[i])
+		}
+	}
+	return byCache
+}
+
+// objectsOf returns how many objects a connection or scope has, 0 if it is gone.
+func objectsOf(ctx context.Context, from dynamic.ResourceInterface, of metav1.Object) (int64, error) {
+	if named, ok := from.(dynamic.NamespaceableResourceInterface); ok && of.GetNamespace() != "" {
+		from = named.Namespace(of.GetNamespace())
+	}
+	got, err := from.Get(ctx, of.GetName(), metav1.GetOptions{})
 	if apierrors.IsNotFound(err) {
 		return 0, nil
 	}
 	if err != nil {
-		return 0, errors.Wrap(err, "reading a connection")
+		return 0, errors.Wrapf(err, "reading %s", of.GetName())
 	}
-	var counted v1alpha1.Connection
-	if err := runtime.DefaultUnstructuredConverter.FromUnstructured(got.Object, &counted); err != nil {
-		return 0, errors.Wrap(err, "reading a connection")
-	}
-	if counted.Status.Objects == nil {
-		return 0, nil
-	}
-	return *counted.Status.Objects, nil
+	objects, _, err := unstructured.NestedInt64(got.Object, "status", "objects")
+	return objects, errors.Wrapf(err, "reading %s", of.GetName())
 }
 
 // sortUsages sorts by a column, the most first.
@@ -114,9 +197,9 @@ func sortUsages(usages []usageOf, by string) {
 
 func printUsages(out io.Writer, usages []usageOf) error {
 	table := tabwriter.NewWriter(out, 0, 0, 3, ' ', 0)
-	fmt.Fprintln(table, "NAME\tOBJECTS\tINFORMERS")
+	fmt.Fprintln(table, "NAME\tEXTENSIONS\tOBJECTS\tINFORMERS")
 	for _, usage := range usages {
-		fmt.Fprintf(table, "%s\t%d\t%d\n", usage.name, usage.objects, usage.informers)
+		fmt.Fprintf(table, "%s\t%d\t%d\t%d\n", usage.name, usage.extensions, usage.objects, usage.informers)
 	}
 	return errors.Wrap(table.Flush(), "printing")
 }

@@ -59,7 +59,7 @@ func explain(c *v1alpha1.Connection, scopes []v1alpha1.Scope, roles string, now 
 		}
 	}
 	status := &c.Status
-	line("Connection", strings.TrimPrefix(c.Namespace+"/"+c.Name, "/"))
+	line("Connection", keyOf(c))
 	state := status.State
 	if status.Since != nil {
 		state += " for " + duration.HumanDuration(now.Sub(status.Since.Time)) + " (since " +

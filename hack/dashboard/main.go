@@ -18,6 +18,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"os"
+	"slices"
 )
 
 func main() {
@@ -153,10 +154,11 @@ func fleet() []panel {
 		},
 		{kind: "timeseries", title: "Informers, by state", width: 8, queries: sum("latchkey_informers", "state")},
 		{
-			kind:    "timeseries",
-			title:   "Objects and watches",
-			width:   4,
-			queries: append(sum("latchkey_objects", ""), sum("latchkey_watches", "")...),
+			kind:  "timeseries",
+			title: "Objects, watches and caches",
+			width: 4,
+			queries: slices.Concat(sum("latchkey_objects", ""), sum("latchkey_watches", ""), sum("latchkey_caches", ""),
+				sum("latchkey_cache_users", "")),
 		},
 		{
 			kind:        "timeseries",

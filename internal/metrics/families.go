@@ -60,6 +60,9 @@ var (
 	informers = gauge("latchkey_informers",
 		"Informers by state: Syncing, Synced, Forbidden, NotServed, or Failing.", "state")
 	objects = gauge("latchkey_objects", "Objects in the caches.")
+	caches  = gauge("latchkey_caches",
+		"Caches that connections use. One that extensions of one identity share counts once.")
+	cacheUsers = gauge("latchkey_cache_users", "Connections that use a cache.")
 
 	extensionConnected = gauge("latchkey_extension_connected",
 		"Whether the extension is connected: 1 or 0. Only with Options.Metrics.PerExtension.", "namespace", "name")

@@ -163,6 +163,8 @@ type Snapshot struct {
 	Watches     int
 	Informers   map[string]int // by state
 	Objects     int
+	Caches      int         // that connections use; each once, however many share it
+	CacheUsers  int         // connections that use a cache
 	Divided     *Division   // nil unless replicas share the extensions
 	Extensions  []Extension // empty unless series per extension are enabled
 }
@@ -247,8 +249,8 @@ func (c *collector) announce(name string) (end func()) {
 
 // Describe implements prometheus.Collector.
 func (c *collector) Describe(ch chan<- *prometheus.Desc) {
-	for _, desc := range []*prometheus.Desc{leading, connections, watches, informers, objects, owned, ownedBySlice,
-		extensionConnected, extensionSuccess} {
+	for _, desc := range []*prometheus.Desc{leading, connections, watches, informers, objects, caches, cacheUsers,
+		owned, ownedBySlice, extensionConnected, extensionSuccess} {
 		ch <- desc
 	}
 }
@@ -291,6 +293,8 @@ func (s *Snapshot) add(other Snapshot) {
 	}
 	s.Watches += other.Watches
 	s.Objects += other.Objects
+	s.Caches += other.Caches
+	s.CacheUsers += other.CacheUsers
 	if other.Divided != nil {
 		if s.Divided == nil {
 			s.Divided = &Division{}
@@ -316,6 +320,8 @@ func (s *Snapshot) collect(name string, ch chan<- prometheus.Metric) {
 		gauge(connections, float64(n), connection.Phase, connection.Reason)
 	}
 	gauge(watches, float64(s.Watches))
+	gauge(caches, float64(s.Caches))
+	gauge(cacheUsers, float64(s.CacheUsers))
 	if s.Divided != nil {
 		s.Divided.collect(gauge)
 	}

@@ -85,8 +85,12 @@ type ConnectionStatus struct {
 	// Results of the probes.
 	// +optional
 	Probe ProbeStatus `json:"probe,omitempty"`
-	// How many scopes the connection's cache has; see the resource scopes.
+	// How many scopes of the connection's cache the extension uses; see the resource scopes.
 	Scopes int32 `json:"scopes"`
+	// Name of the cache that the extension shares with others of its identity. Those with the same
+	// name have each scope once. Absent for a cache of its own, and while not connected.
+	// +optional
+	SharedCache string `json:"sharedCache,omitempty"`
 	// How many of the scopes are Forbidden.
 	// +optional
 	ForbiddenScopes int32 `json:"forbiddenScopes,omitempty"`

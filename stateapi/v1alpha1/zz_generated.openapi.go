@@ -227,10 +227,17 @@ func schema_latchkey_dev_latchkey_stateapi_v1alpha1_ConnectionStatus(ref common.
 					},
 					"scopes": {
 						SchemaProps: spec.SchemaProps{
-							Description: "How many scopes the connection's cache has; see the resource scopes.",
+							Description: "How many scopes of the connection's cache the extension uses; see the resource scopes.",
 							Default:     0,
 							Type:        []string{"integer"},
 							Format:      "int32",
+						},
+					},
+					"sharedCache": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Name of the cache that the extension shares with others of its identity. Those with the same name have each scope once. Absent for a cache of its own, and while not connected.",
+							Type:        []string{"string"},
+							Format:      "",
 						},
 					},
 					"forbiddenScopes": {

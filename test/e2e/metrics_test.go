@@ -72,6 +72,8 @@ func TestMetrics(t *testing.T) {
 		HaveKeyWithValue("latchkey_connections phase=Disconnected reason=ServiceAccountNotFound", 1.0),
 		HaveKeyWithValue("latchkey_watches", 1.0),
 		HaveKeyWithValue("latchkey_informers state=Synced", 1.0),
+		HaveKeyWithValue("latchkey_caches", 1.0),
+		HaveKeyWithValue("latchkey_cache_users", 1.0),
 		// The CA's ConfigMap, which the controller manager creates, counts too.
 		HaveKeyWithValue("latchkey_objects", BeNumerically(">=", 2)),
 		HaveKeyWithValue("latchkey_extension_connected name=counted namespace=", 1.0),

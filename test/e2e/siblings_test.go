@@ -107,6 +107,15 @@ func TestSiblingsShareAnInformer(t *testing.T) {
 		g.Expect(countOf(requests, "review")).To(BeNumerically("<=", 2), "%v", requests)
 	}
 	g.Eventually(func() int { return watchesOf(t, "configmaps", ns) }).WithTimeout(patience).Should(Equal(users))
+	caches := map[string]int{}
+	for user := range users {
+		for _, name := range names(user) {
+			caches[o.state(name).SharedCache]++
+		}
+	}
+	g.Expect(caches).To(And(HaveLen(users), HaveEach(each), Not(HaveKey(""))))
+	g.Expect(series(t)).To(And(HaveKeyWithValue("latchkey_caches", float64(users)),
+		HaveKeyWithValue("latchkey_cache_users", float64(users*each))))
 	unread := fmt.Sprintf("unread-%s", ns)
 	sibling := extension(ns, names(0)[0])
 	sibling.SetName(unread)
@@ -163,6 +172,7 @@ func TestSiblingWithAnIndex(t *testing.T) {
 		g.Expect(err).NotTo(HaveOccurred())
 		return handle
 	}
+	g.Expect(o.state(names[1]).SharedCache).To(And(Not(BeEmpty()), Equal(o.state(names[0]).SharedCache)))
 	before := hold(names[1])
 	g.Expect(whole[names[1]].GetFieldIndexer().IndexField(t.Context(), &corev1.ConfigMap{}, "color",
 		func(object client.Object) []string { return []string{object.GetLabels()["color"]} })).To(Succeed())
@@ -184,6 +194,8 @@ func TestSiblingWithAnIndex(t *testing.T) {
 	}
 	g.Expect(o.state(names[1]).Scopes).To(HaveLen(2), "that of before, and its own")
 	g.Expect(o.state(names[0]).Scopes).To(HaveLen(1))
+	g.Expect(o.state(names[1]).SharedCache).To(BeEmpty())
+	g.Expect(o.state(names[0]).SharedCache).NotTo(BeEmpty())
 	g.Expect(watchesOf(t, "configmaps", ns)).To(Equal(2))
 
 	g.Expect(admin.Delete(t.Context(), extension(ns, names[1]))).To(Succeed())

@@ -235,6 +235,12 @@ func (b *boundCache) States() []scopedcache.ScopeState {
 	return append(instance.States(), b.statesBefore()...)
 }
 
+// mayShare reports whether the cache is, or will be, that of the room.
+func (b *boundCache) mayShare() bool {
+	instance := b.instance.Load()
+	return instance == nil || instance.shared
+}
+
 // statesBefore returns the states of what the connection got before separate.
 func (b *boundCache) statesBefore() []scopedcache.ScopeState {
 	if !b.conn.sharesCache() {

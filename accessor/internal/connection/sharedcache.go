@@ -46,6 +46,24 @@ func (c *Connection) ownCache(options map[client.Object]cache.ByObject) (scopedc
 // same user.
 func (c *Connection) sharesCache() bool { return c.room != nil }
 
+// SharedCache returns the name of the cache that the connection uses with others, or will use when
+// its first reader or watch needs one. It is empty if the connection has one of its own.
+func (c *Connection) SharedCache() string {
+	if !c.sharesCache() {
+		return ""
+	}
+	if h := c.builtClients.Load(); h != nil && !h.Cache.(*boundCache).mayShare() {
+		return ""
+	}
+	return c.room.Name()
+}
+
+// UsesCache reports whether the connection has used its cache.
+func (c *Connection) UsesCache() bool {
+	h := c.builtClients.Load()
+	return h != nil && h.Cache.(*boundCache).instance.Load() != nil
+}
+
 // sharedCache returns the connection's use of the cache of its room.
 func (c *Connection) sharedCache(options map[client.Object]cache.ByObject) (scopedcache.Cache, error) {
 	shared, err := c.room.Cache(func(life context.Context, carrier http.RoundTripper) (scopedcache.Cache, error) {

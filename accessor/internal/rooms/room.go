@@ -9,6 +9,8 @@ import (
 	"sync/atomic"
 	"time"
 
+	"k8s.io/apimachinery/pkg/util/rand"
+
 	"github.com/latchkey-dev/latchkey/scopedcache"
 )
 
@@ -48,6 +50,9 @@ func last(latest *atomic.Pointer[time.Time]) time.Time {
 	return time.Time{}
 }
 
+// nameLength is enough for names that differ: of a million rooms, one in 500,000 has that of another.
+const nameLength = 8
+
 // Member is a connection in a room.
 type Member interface {
 	// RoundTrip sends a request as the connection does, in its term, and on behalf of its extension.
@@ -61,6 +66,7 @@ type Member interface {
 
 // Room is what its members share.
 type Room struct {
+	name     string // for people, who compare it; no other room has it, in other processes neither
 	key      Key
 	evidence Evidence
 	life     context.Context // ends with the last member
@@ -85,7 +91,7 @@ func (s *Set) Join(key Key, member Member) *Membership {
 	defer s.mu.Unlock()
 	room := s.rooms[key]
 	if room == nil {
-		room = &Room{key: key}
+		room = &Room{name: rand.String(nameLength), key: key}
 		room.life, room.end = context.WithCancel(context.Background())
 		if s.rooms == nil {
 			s.rooms = map[Key]*Room{}
@@ -123,6 +129,9 @@ type Membership struct {
 	room   *Room
 	member Member
 }
+
+// Name returns the name of the room, which is the same for all members.
+func (m *Membership) Name() string { return m.room.name }
 
 // Evidence returns what proves the identity of all members.
 func (m *Membership) Evidence() *Evidence { return &m.room.evidence }

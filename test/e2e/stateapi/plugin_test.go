@@ -86,6 +86,24 @@ func TestPlugin(t *testing.T) {
 		g.Expect(said).To(HavePrefix(map[string]string{"yes": "yes\n", "no": "kubectl auth can-i"}[answer]), question)
 		g.Expect(strings.HasSuffix(said, "exit status 1")).To(Equal(answer == "no"), said)
 	}
-	eventually(t, func() string { text, _ := plugin("top"); return text }).Should(MatchRegexp(`^NAME +OBJECTS +INFORMERS\nasked +1 +3\n`), "the Role that was applied")
-	g.Expect(plugin("top", "--sort-by=informers")).To(MatchRegexp(`\nasked +1 +3\n`))
+	eventually(t, func() string { text, _ := plugin("top"); return text }).Should(MatchRegexp(`^NAME +EXTENSIONS +OBJECTS +INFORMERS\nasked +1 +1 +3\n`), "the Role that was applied")
+	g.Expect(plugin("top", "--sort-by=informers")).To(MatchRegexp(`\nasked +1 +1 +3\n`))
+
+	tenant(t, "asked-too", "asked") // the same ServiceAccount
+	too := client.ObjectKey{Name: "asked-too"}
+	for name, kind := range map[string]client.Object{"secrets": &corev1.Secret{}, "configmaps": &corev1.ConfigMap{}} {
+		watcher := clustercache.NewWatcher(clustercache.WatcherOptions{
+			Name:         name,
+			Kind:         kind,
+			Scope:        clustercache.Scope{Namespace: "asked"},
+			Watcher:      fake.NewController(t),
+			EventHandler: &handler.EnqueueRequestForObject{},
+		})
+		eventually(t, func() error { return o.connections.Watch(t.Context(), too, watcher) }).Should(Succeed())
+	}
+	eventually(t, func() string { text, _ := plugin("top"); return text }).
+		Should(MatchRegexp(`\nasked and 1 more +2 +1 +4\n`), "Secrets in the namespace are one informer")
+	shared := "custom-columns=CACHE:.status.sharedCache"
+	g.Expect(strings.Fields(tryKubectl(t, "get", "connections.state.latchkey.dev", "asked", "asked-too", "-o", shared))).
+		To(And(HaveLen(3), WithTransform(func(words []string) bool { return words[1] == words[2] }, BeTrue())))
 }
