@@ -84,8 +84,11 @@ func (f *fixtures) prepare(ctx context.Context, r run) error {
 			return err
 		}
 	}
-	if r.stage == "siblings" {
+	switch r.stage {
+	case "siblings":
 		return f.prepareSiblings(ctx, r.n)
+	case "watchers":
+		return f.prepareWatchers(ctx, r.n)
 	}
 	all := len(r.peers) > 1 // latchkey alone needs neither Clusters nor Secrets
 	if all && f.alone > f.tenants {
@@ -130,6 +133,37 @@ func (f *fixtures) prepareSiblings(ctx context.Context, n int) error {
 			Name:      peer.Siblings.Account(tenant),
 		}}
 		return f.register(ctx, account, peer.Siblings.Name(tenant), tenant, f.sharers)
+	})
+}
+
+// prepareWatchers creates extensions that share ServiceAccounts with a namespace each. Other
+// extensions are deleted: the host operator's own cache has them all.
+func (f *fixtures) prepareWatchers(ctx context.Context, n int) error {
+	accounts := peer.Watchers.Accounts(n)
+	if err := f.prepare(ctx, run{n: accounts, peers: []string{peer.Latchkey}, owned: true}); err != nil {
+		return err
+	}
+	fmt.Printf("Creating %d tenants that share %d ServiceAccounts\n", n, accounts)
+	for _, others := range []struct {
+		peer peer.Peer
+		n    int
+	}{{f.peers[0], f.alone}, {f.sharers[0], f.sharing}} {
+		if err := each(ctx, 0, others.n, func(ctx context.Context, tenant int) error {
+			host, err := others.peer.Host(tenant)
+			if err != nil {
+				return err
+			}
+			return errors.WithStack(f.admin.Delete(ctx, host))
+		}); err != nil {
+			return err
+		}
+	}
+	watchers, err := peer.New(peer.Latchkey, f.config, peer.Watchers)
+	if err != nil {
+		return err
+	}
+	return each(ctx, 0, n, func(ctx context.Context, tenant int) error {
+		return peer.Register(ctx, f.admin, watchers, tenant)
 	})
 }
 

@@ -32,16 +32,17 @@ type Fleet struct {
 	accounts int // how many ServiceAccounts they have together; 0 if each has its own
 }
 
-// Fleets of tenants. The names of Siblings come after all others.
+// Fleets of tenants.
 var (
 	Alone    = Fleet{prefix: "tenant"}
 	Siblings = Fleet{prefix: "user", accounts: 50}
+	Watchers = Fleet{prefix: "watcher", accounts: 500}
 )
 
 // Name returns the name of a tenant: of its extension, Cluster and namespace.
 func (f Fleet) Name(tenant int) string { return fmt.Sprintf("%s-%06d", f.prefix, tenant) }
 
-// Account returns the ServiceAccount of a tenant.
+// Account returns the ServiceAccount of a tenant, which has a namespace of that name.
 func (f Fleet) Account(tenant int) string {
 	if f.accounts == 0 {
 		return Name(tenant)

@@ -54,11 +54,17 @@ var limits = []limit{
 	{"informers_10x1000", "recovery_s", 60},
 	{"informers_10x1000", "token_requests", 0},
 	{"informers_10x1000", "deleted_twice", 0},
+	{"informers_5x10000", "rss_mib", 400},
+	{"informers_5x10000", "sync_s", 30},
+	{"informers_5x10000", "recovery_s", 60},
+	{"informers_5x10000", "token_requests", 0},
+	{"informers_5x10000", "deleted_twice", 0},
 	{"rbac_edit", "reviews_per_s_at_rest", 20},
 	{"rbac_edit", "reviews_per_edit", 16}, // five informers: soon, again, and within AccessReviewInterval
 	{"shared_identity", "watches_per_kind", 50},
 	{"shared_identity", "reader_goroutines", 0},
 	{"shared_identity", "reader_bytes", 2048}, // of two kinds
+	{"shared_identity", "writer_bytes", 2048},
 	{"shared_identity", "first_read_us", 100},
 	{"idle_10k", "rss_mib", 200},
 	{"idle_10k", "cores", 0.1},

@@ -35,6 +35,7 @@ func (v Values) set(scenario, unit string, value float64) {
 // env is what a stage has.
 type env struct {
 	peer    peer.Peer
+	fleet   peer.Fleet
 	name    string // of the peer
 	config  *rest.Config
 	admin   client.Client
@@ -61,7 +62,8 @@ var stages = map[string]struct {
 	"reads":      {reads, []string{"first_read_100", "warm_get", "warm_list", "event_latency"}},
 	"churn":      {churn, []string{"getclient_churn", "delete_1000"}},
 	"restart":    {restart, []string{"restart"}},
-	"owned":      {owned, []string{"informers_10x1000"}},
+	"owned":      {owned("informers_10x1000", 10), []string{"informers_10x1000"}},
+	"watchers":   {owned("informers_5x10000", 5), []string{"informers_5x10000"}},
 	"siblings":   {siblings, []string{"shared_identity"}},
 	"rbac":       {rbacEdit, []string{"rbac_edit"}},
 	"fleet_10k":  {fleet("idle_10k"), []string{"idle_10k"}},
@@ -76,6 +78,17 @@ func Of(scenario string) (string, error) {
 		}
 	}
 	return "", errors.Errorf("no such scenario: %q", scenario)
+}
+
+// FleetOf returns the tenants that a stage connects.
+func FleetOf(stage string) peer.Fleet {
+	switch stage {
+	case "siblings":
+		return peer.Siblings
+	case "watchers":
+		return peer.Watchers
+	}
+	return peer.Alone
 }
 
 // Options are what a stage is run with.
@@ -96,10 +109,7 @@ func Run(ctx context.Context, o Options) (Values, error) {
 	if !ok {
 		return nil, errors.Errorf("no such stage: %q", o.Stage)
 	}
-	fleet := peer.Alone
-	if o.Stage == "siblings" {
-		fleet = peer.Siblings
-	}
+	fleet := FleetOf(o.Stage)
 	p, err := peer.New(o.Peer, o.Config, fleet)
 	if err != nil {
 		return nil, err
@@ -114,6 +124,7 @@ func Run(ctx context.Context, o Options) (Values, error) {
 	}
 	e := &env{
 		peer:     p,
+		fleet:    fleet,
 		name:     o.Peer,
 		config:   o.Config,
 		admin:    admin,
