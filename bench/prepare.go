@@ -29,7 +29,7 @@ func definitions(ctx context.Context) ([]string, error) {
 	var files []string
 	for _, one := range []struct{ module, path string }{
 		{"github.com/latchkey-dev/latchkey", "config/crd"},
-		{"sigs.k8s.io/cluster-api", "config/crd/bases/cluster.x-k8s.io_clusters.yaml"},
+		{"sigs.k8s.io/cluster-api", "core/config/crd/bases/cluster.x-k8s.io_clusters.yaml"},
 	} {
 		dir, err := exec.CommandContext(ctx, "go", "list", "-m", "-f", "{{.Dir}}", one.module).Output()
 		if err != nil {
@@ -137,7 +137,8 @@ func (f *fixtures) prepareSiblings(ctx context.Context, n int) error {
 }
 
 // prepareWatchers creates extensions that share ServiceAccounts with a namespace each. Other
-// extensions are deleted: the host operator's own cache has them all.
+// extensions and ServiceAccounts are deleted, because the host operator's own cache has them all,
+// so this comes after all other stages.
 func (f *fixtures) prepareWatchers(ctx context.Context, n int) error {
 	accounts := peer.Watchers.Accounts(n)
 	if err := f.prepare(ctx, run{n: accounts, peers: []string{peer.Latchkey}, owned: true}); err != nil {
@@ -157,6 +158,14 @@ func (f *fixtures) prepareWatchers(ctx context.Context, n int) error {
 		}); err != nil {
 			return err
 		}
+	}
+	if err := each(ctx, accounts, f.alone, func(ctx context.Context, tenant int) error {
+		return errors.WithStack(f.admin.Delete(ctx, &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{
+			Namespace: peer.Namespace,
+			Name:      peer.Name(tenant),
+		}}))
+	}); err != nil {
+		return err
 	}
 	watchers, err := peer.New(peer.Latchkey, f.config, peer.Watchers)
 	if err != nil {

@@ -67,10 +67,11 @@ type ConnectionState struct {
 	// Scopes are the scopes of the connection's cache that the extension uses, sorted by kind and
 	// scope. It is empty while not connected.
 	Scopes []ScopeState `json:"-"`
-	// SharedCache is the name of the cache that the extension shares with others of its identity, or
-	// will share when it first uses one. Compare the names: extensions with the same one have each
-	// scope once, with one informer. A name lasts as long as an extension that has it is connected. It
-	// is empty for a cache of its own, and while not connected.
+	// SharedCache is the random name of a cache that all extensions of the identity may use, also
+	// while this one is the only one or has not read yet. Those with the same SharedCache have one
+	// informer for equal GVK, Representation and Scope of their Scopes, so count these once. The name
+	// lasts as long as one of them is connected. SharedCache is empty if the extension has a cache of
+	// its own, which it also gets by IndexField, and while not connected.
 	SharedCache string `json:"sharedCache,omitempty"`
 }
 

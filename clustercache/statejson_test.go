@@ -20,6 +20,7 @@ const everyFieldJSON = `{"namespace": "ns", "name": "red", "uid": "uid", "create
 	"since": "2026-01-01T00:00:00Z", "username": "system:serviceaccount:ns:sa", "groups": ["g"], "userUID": "user-uid",
 	"target": "https://server", "source": "serviceaccount ns/sa", "epoch": 2, "tokenExpires": "2026-01-01T00:01:00Z",
 	"credentialSince": "2026-01-01T00:07:00Z",
+	"sharedCache": "abc",
 	"lastProbe": "2026-01-01T00:02:00Z", "lastProbeSuccess": "2026-01-01T00:03:00Z", "probeFailures": 1,
 	"probeError": "down",
 	"watches": [{"name": "w", "kind": "latchkey.dev/v1alpha1, Kind=ClusterExtension", "scope": "namespace ns",
@@ -73,6 +74,7 @@ func everyField(t *testing.T) ConnectionState {
 			Scope:          Scope{Namespace: "ns"},
 			Objects:        5,
 		}},
+		SharedCache: "abc",
 	}
 	for i := range reflect.TypeOf(state).NumField() {
 		NewWithT(t).Expect(reflect.ValueOf(state).Field(i).IsZero()).To(BeFalse(), reflect.TypeOf(state).Field(i).Name)

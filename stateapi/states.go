@@ -99,7 +99,7 @@ func connectionColumns() apiserver.StoreOption {
 		connectionColumn{
 			Name:        "Shared Cache",
 			Wide:        true,
-			Description: "Connections with the same one have each scope once.",
+			Description: "Connections with the same one have one informer for equal scopes.",
 			Cell:        func(c *v1alpha1.Connection) any { return c.Status.SharedCache },
 		},
 		connectionColumn{Name: "Target", Wide: true, Cell: func(c *v1alpha1.Connection) any { return c.Status.Target }},

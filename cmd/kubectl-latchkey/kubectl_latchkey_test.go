@@ -202,7 +202,13 @@ func TestCachesOfTop(t *testing.T) {
 	})
 	g.Expect(byCache).To(HaveLen(2))
 	g.Expect(byCache["x"]).To(HaveLen(3))
+	g.Expect(byCache["x"][0]).To(HaveLen(2), "as both users have it: one may be gone by now")
 	g.Expect(byCache["y"]).To(HaveLen(1))
+
+	connections[0].Status.Scopes, connections[1].Status.Scopes = 1, 3
+	users := sharing{&connections[0], &connections[1]}
+	g.Expect(usesAll(users, 3)).To(BeIdenticalTo(&connections[1]))
+	g.Expect(usesAll(users, 4)).To(BeNil())
 }
 
 func TestMistakes(t *testing.T) {

@@ -2,7 +2,7 @@
 // the state API (package stateapi).
 //
 //	kubectl latchkey why EXTENSION   why it is not connected, or what it may not read, and what to do
-//	kubectl latchkey top             connections by objects or informers
+//	kubectl latchkey top             caches by objects or informers
 //
 // Put the binary into a folder of $PATH. It has the usual flags of kubectl.
 package main
@@ -34,7 +34,7 @@ const usage = `kubectl latchkey reads the connections that "latchkey manager --s
 
 Usage:
   kubectl latchkey why EXTENSION [flags]   why it is not connected, what it may not read, and what to do
-  kubectl latchkey top [flags]             the connections with the most objects or informers
+  kubectl latchkey top [flags]             the caches with the most objects or informers
 
 "kubectl latchkey COMMAND --help" lists the flags.
 `

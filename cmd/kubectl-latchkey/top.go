@@ -53,7 +53,7 @@ func (c *cli) top(ctx context.Context, out io.Writer, by string, allNamespaces b
 	if err != nil {
 		return err
 	}
-	var sharedScopes map[string][]*v1alpha1.Scope
+	var sharedScopes map[string][]sharedScope
 	if slices.ContainsFunc(caches, func(users sharing) bool { return len(users) > 1 }) {
 		all, err := listAll[v1alpha1.Scope](ctx, scopes, "scopes")
 		if err != nil {
@@ -66,20 +66,24 @@ func (c *cli) top(ctx context.Context, out io.Writer, by string, allNamespaces b
 	group.SetLimit(parallelGets)
 	for i, users := range caches {
 		usages[i] = usageOf{name: namesOf(users), extensions: int64(len(users)), informers: int64(users[0].Status.Scopes)}
-		if len(users) == 1 && usages[i].informers > 0 { // only the answer to a get counts objects
-			group.Go(func() (err error) {
-				usages[i].objects, err = objectsOf(ctx, connections, users[0])
-				return err
-			})
+		var scopesOfAll []sharedScope
+		if len(users) > 1 {
+			scopesOfAll = sharedScopes[users[0].Status.SharedCache]
+			usages[i].informers = int64(len(scopesOfAll))
 		}
-		if len(users) == 1 {
+		if usages[i].informers == 0 {
 			continue
 		}
-		distinct := sharedScopes[users[0].Status.SharedCache]
-		usages[i].informers = int64(len(distinct))
-		for _, scope := range distinct {
+		if one := usesAll(users, usages[i].informers); one != nil { // only the answer to a get counts objects
+			group.Go(func() (err error) {
+				usages[i].objects, err = objectsOf(ctx, connections, one)
+				return err
+			})
+			continue
+		}
+		for _, scope := range scopesOfAll {
 			group.Go(func() error {
-				objects, err := objectsOf(ctx, scopes, scope)
+				objects, err := objectsOf(ctx, scopes, scope...)
 				atomic.AddInt64(&usages[i].objects, objects)
 				return err
 			})
@@ -145,8 +149,21 @@ func namesOf(users sharing) string {
 	return fmt.Sprintf("%s and %d more", keyOf(users[0]), len(users)-1)
 }
 
-// scopesByCache returns the scopes of each shared cache, each once.
-func scopesByCache(connections []v1alpha1.Connection, scopes []v1alpha1.Scope) map[string][]*v1alpha1.Scope {
+// usesAll returns a connection that uses all of the cache's informers, nil if there is none.
+func usesAll(users sharing, informers int64) metav1.Object {
+	for _, user := range users {
+		if int64(user.Status.Scopes) == informers {
+			return user
+		}
+	}
+	return nil
+}
+
+// sharedScope is one scope of a cache, as each of its users has it.
+type sharedScope []metav1.Object
+
+// scopesByCache returns the scopes of each cache.
+func scopesByCache(connections []v1alpha1.Connection, scopes []v1alpha1.Scope) map[string][]sharedScope {
 	cacheOf := map[string]string{}
 	for i := range connections {
 		cacheOf[keyOf(&connections[i])] = connections[i].Status.SharedCache
@@ -155,33 +172,42 @@ func scopesByCache(connections []v1alpha1.Connection, scopes []v1alpha1.Scope) m
 		cache, representation string
 		v1alpha1.Selection
 	}
-	byCache, seen := map[string][]*v1alpha1.Scope{}, map[scopeOf]bool{}
+	byCache, place := map[string][]sharedScope{}, map[scopeOf]int{}
 	for i := range scopes {
 		status := &scopes[i].Status
 		cache := cacheOf[keyString(scopes[i].Namespace, status.Extension)]
-		key := scopeOf{cache, status.Representation, status.Selection}
-		if cache != "" && !seen[key] {
-			seen[key] = true
-			byCache[cache] = append(byCache[cache], &scopes[i])
+		if cache == "" {
+			continue
 		}
+		key := scopeOf{cache, status.Representation, status.Selection}
+		at, known := place[key]
+		if !known {
+			at = len(byCache[cache])
+			place[key], byCache[cache] = at, append(byCache[cache], nil)
+		}
+		byCache[cache][at] = append(byCache[cache][at], &scopes[i])
 	}
 	return byCache
 }
 
-// objectsOf returns how many objects a connection or scope has, 0 if it is gone.
-func objectsOf(ctx context.Context, from dynamic.ResourceInterface, of metav1.Object) (int64, error) {
-	if named, ok := from.(dynamic.NamespaceableResourceInterface); ok && of.GetNamespace() != "" {
-		from = named.Namespace(of.GetNamespace())
+// objectsOf returns how many objects the first of some connections or scopes has that is not gone.
+func objectsOf(ctx context.Context, from dynamic.ResourceInterface, of ...metav1.Object) (int64, error) {
+	for _, one := range of {
+		resource := from
+		if named, ok := from.(dynamic.NamespaceableResourceInterface); ok && one.GetNamespace() != "" {
+			resource = named.Namespace(one.GetNamespace())
+		}
+		got, err := resource.Get(ctx, one.GetName(), metav1.GetOptions{})
+		if apierrors.IsNotFound(err) {
+			continue
+		}
+		if err != nil {
+			return 0, errors.Wrapf(err, "reading %s", one.GetName())
+		}
+		objects, _, err := unstructured.NestedInt64(got.Object, "status", "objects")
+		return objects, errors.Wrapf(err, "reading %s", one.GetName())
 	}
-	got, err := from.Get(ctx, of.GetName(), metav1.GetOptions{})
-	if apierrors.IsNotFound(err) {
-		return 0, nil
-	}
-	if err != nil {
-		return 0, errors.Wrapf(err, "reading %s", of.GetName())
-	}
-	objects, _, err := unstructured.NestedInt64(got.Object, "status", "objects")
-	return objects, errors.Wrapf(err, "reading %s", of.GetName())
+	return 0, nil
 }
 
 // sortUsages sorts by a column, the most first.

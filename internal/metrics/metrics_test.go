@@ -48,6 +48,8 @@ func TestCollect(t *testing.T) {
 		Connections: map[Connection]int{{"Connected", ""}: 2},
 		Watches:     3,
 		Objects:     5,
+		Caches:      2,
+		CacheUsers:  11,
 		Informers:   map[string]int{"Synced": 1},
 		Extensions: []Extension{{Name: "red", Connected: true, LastSuccess: time.Unix(1_000_000_000, 500_000_000)},
 			{Name: "blue"}},
@@ -72,7 +74,7 @@ func TestCollect(t *testing.T) {
 	g.Expect(gather()).To(Equal(map[string]float64{
 		"latchkey_connections one": 4, "latchkey_watches one": 6, "latchkey_objects one": 10, "latchkey_informers one": 2,
 		"latchkey_extension_connected one": 1, "latchkey_extension_last_success_timestamp_seconds one": 1_000_000_000.5,
-		"latchkey_objects two": 7}))
+		"latchkey_caches one": 4, "latchkey_cache_users one": 22, "latchkey_objects two": 7}))
 	removeFirst()
 	g.Expect(gather()).To(HaveKeyWithValue("latchkey_watches one", 3.0))
 	removeSecond()
@@ -209,19 +211,20 @@ func TestCountersEndWithTheCache(t *testing.T) {
 	defer endOther()
 	g.Expect(families("ending")).To(ConsistOf("latchkey_handler_panics_total", "latchkey_connect_duration_seconds",
 		"latchkey_probe_duration_seconds", "latchkey_pool_wait_seconds", "latchkey_watches", "latchkey_objects",
+		"latchkey_caches", "latchkey_cache_users",
 		"latchkey_rotations_total", "latchkey_token_requests_total", "latchkey_fenced_requests_total"),
 		"what has no other label, and what alerts are about, is there before the first event")
 	for _, c := range []*Cache{first, second, other} {
 		count(c)
 	}
-	g.Expect(families("ending")).To(HaveLen(len(counting) + 4))
+	g.Expect(families("ending")).To(HaveLen(len(counting) + 6))
 	endFirst()
 	count(first)
-	g.Expect(families("ending")).To(HaveLen(len(counting)+4), "the second cache of the name is still there")
+	g.Expect(families("ending")).To(HaveLen(len(counting)+6), "the second cache of the name is still there")
 	endSecond()
 	count(second)
 	g.Expect(families("ending")).To(BeEmpty())
-	g.Expect(families("staying")).To(HaveLen(len(counting) + 4))
+	g.Expect(families("staying")).To(HaveLen(len(counting) + 6))
 	count(nil)
 }
 

@@ -87,8 +87,8 @@ type ConnectionStatus struct {
 	Probe ProbeStatus `json:"probe,omitempty"`
 	// How many scopes of the connection's cache the extension uses; see the resource scopes.
 	Scopes int32 `json:"scopes"`
-	// Name of the cache that the extension shares with others of its identity. Those with the same
-	// name have each scope once. Absent for a cache of its own, and while not connected.
+	// Random name of a cache that all extensions of the identity may use. Those with the same name
+	// have one informer for equal scopes. Absent for a cache of its own, and while not connected.
 	// +optional
 	SharedCache string `json:"sharedCache,omitempty"`
 	// How many of the scopes are Forbidden.

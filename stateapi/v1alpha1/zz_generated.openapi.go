@@ -235,7 +235,7 @@ func schema_latchkey_dev_latchkey_stateapi_v1alpha1_ConnectionStatus(ref common.
 					},
 					"sharedCache": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Name of the cache that the extension shares with others of its identity. Those with the same name have each scope once. Absent for a cache of its own, and while not connected.",
+							Description: "Random name of a cache that all extensions of the identity may use. Those with the same name have one informer for equal scopes. Absent for a cache of its own, and while not connected.",
 							Type:        []string{"string"},
 							Format:      "",
 						},

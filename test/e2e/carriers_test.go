@@ -22,9 +22,11 @@ import (
 	"github.com/latchkey-dev/latchkey/test/support/testutil"
 )
 
-// received records what a handler is called for. A call waits for the end of hang, if it is set.
+// received records what a handler is called for. A call waits for the end of hang, if it is set,
+// and panics in the end if panics is.
 type received struct {
 	hang   atomic.Pointer[chan struct{}]
+	panics atomic.Bool
 	mu     sync.Mutex
 	events []string // guarded by mu
 }
@@ -37,6 +39,9 @@ func (r *received) add(event string, object any) {
 	defer r.mu.Unlock()
 	if name := object.(client.Object).GetName(); strings.HasPrefix(name, "made-") {
 		r.events = append(r.events, event+" "+name)
+		if r.panics.Load() {
+			panic("of a handler, in a test")
+		}
 	}
 }
 
@@ -166,6 +171,16 @@ func TestCarrierLeaves(t *testing.T) {
 		Filter: func(object client.Object) bool { return object.GetLabels()["ignored"] == "" },
 	})
 	c := hold(t, o, ns, "system:serviceaccount:"+ns+":"+names[0], begin, names)
+	panics := c.carrier()
+	c.receivers[panics].panics.Store(true)
+	c.makeOne()
+	c.Eventually(c.receivers[panics].all).WithTimeout(patience).Should(Equal(c.made))
+	c.receivers[panics].panics.Store(false)
+	c.makeOne()
+	for _, name := range names { // a panic ends no handler, and nothing is sent
+		c.Eventually(c.receivers[name].all).WithTimeout(patience).Should(Equal(c.made), name)
+	}
+	c.Expect(c.carrier()).To(Equal(panics))
 	c.leaves("deleted", func(name string) {
 		c.Expect(admin.Delete(t.Context(), extension(ns, name))).To(Succeed())
 	})

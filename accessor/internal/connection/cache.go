@@ -2,6 +2,7 @@ package connection
 
 import (
 	"context"
+	"slices"
 	"sync"
 	"sync/atomic"
 
@@ -109,6 +110,7 @@ func (b *boundCache) separate() error {
 	}
 	b.separated = instance.Cache
 	b.useLocked(created, false)
+	b.conn.observers.ScopesChanged()
 	return nil
 }
 
@@ -232,7 +234,10 @@ func (b *boundCache) States() []scopedcache.ScopeState {
 	if instance == nil || b.conn.Err() != nil {
 		return nil
 	}
-	return append(instance.States(), b.statesBefore()...)
+	if instance.shared {
+		return instance.States()
+	}
+	return b.withStatesBefore(instance.States())
 }
 
 // mayShare reports whether the cache is, or will be, that of the room.
@@ -241,17 +246,32 @@ func (b *boundCache) mayShare() bool {
 	return instance == nil || instance.shared
 }
 
-// statesBefore returns the states of what the connection got before separate.
-func (b *boundCache) statesBefore() []scopedcache.ScopeState {
+// withStatesBefore adds the states of what the connection got before separate and still has. A
+// scope that it has in both caches is one, whose dependents are those of both.
+func (b *boundCache) withStatesBefore(states []scopedcache.ScopeState) []scopedcache.ScopeState {
 	if !b.conn.sharesCache() {
-		return nil
+		return states
 	}
 	b.building.Lock()
-	defer b.building.Unlock()
-	if b.separated == nil {
-		return nil
+	before := b.separated
+	b.building.Unlock()
+	if before == nil {
+		return states
 	}
-	return b.separated.States()
+	for _, earlier := range before.States() {
+		same := slices.IndexFunc(states, func(s scopedcache.ScopeState) bool {
+			return s.GVK == earlier.GVK && s.Representation == earlier.Representation &&
+				s.Scope.String() == earlier.Scope.String()
+		})
+		if same < 0 {
+			states = append(states, earlier)
+			continue
+		}
+		dependents := slices.Concat(states[same].Dependents, earlier.Dependents)
+		slices.Sort(dependents)
+		states[same].Dependents = slices.Compact(dependents)
+	}
+	return states
 }
 
 // ownStates returns the states of the scopes that the connection shares with no other.

@@ -50,8 +50,8 @@ func last(latest *atomic.Pointer[time.Time]) time.Time {
 	return time.Time{}
 }
 
-// nameLength is enough for names that differ: of a million rooms, one in 500,000 has that of another.
-const nameLength = 8
+// nameLength makes names differ, in all processes.
+const nameLength = 12
 
 // Member is a connection in a room.
 type Member interface {
@@ -66,7 +66,7 @@ type Member interface {
 
 // Room is what its members share.
 type Room struct {
-	name     string // for people, who compare it; no other room has it, in other processes neither
+	name     string // random: no other room has it, in no process
 	key      Key
 	evidence Evidence
 	life     context.Context // ends with the last member

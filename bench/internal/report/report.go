@@ -55,6 +55,7 @@ var limits = []limit{
 	{"informers_10x1000", "token_requests", 0},
 	{"informers_10x1000", "deleted_twice", 0},
 	{"informers_5x10000", "rss_mib", 400},
+	{"informers_5x10000", "goroutines", 12_000}, // 2,500 informers
 	{"informers_5x10000", "sync_s", 30},
 	{"informers_5x10000", "recovery_s", 60},
 	{"informers_5x10000", "token_requests", 0},

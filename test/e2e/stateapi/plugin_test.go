@@ -89,6 +89,11 @@ func TestPlugin(t *testing.T) {
 	eventually(t, func() string { text, _ := plugin("top"); return text }).Should(MatchRegexp(`^NAME +EXTENSIONS +OBJECTS +INFORMERS\nasked +1 +1 +3\n`), "the Role that was applied")
 	g.Expect(plugin("top", "--sort-by=informers")).To(MatchRegexp(`\nasked +1 +1 +3\n`))
 
+	create(t, &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: "asked", Name: "one"}})
+	version := func() string {
+		return tryKubectl(t, "get", "connections.state.latchkey.dev", "asked", "-o", "jsonpath={.metadata.resourceVersion}")
+	}
+	before := version()
 	tenant(t, "asked-too", "asked") // the same ServiceAccount
 	too := client.ObjectKey{Name: "asked-too"}
 	for name, kind := range map[string]client.Object{"secrets": &corev1.Secret{}, "configmaps": &corev1.ConfigMap{}} {
@@ -102,8 +107,11 @@ func TestPlugin(t *testing.T) {
 		eventually(t, func() error { return o.connections.Watch(t.Context(), too, watcher) }).Should(Succeed())
 	}
 	eventually(t, func() string { text, _ := plugin("top"); return text }).
-		Should(MatchRegexp(`\nasked and 1 more +2 +1 +4\n`), "Secrets in the namespace are one informer")
+		Should(MatchRegexp(`\nasked and 1 more +2 +2 +4\n`),
+			"the Secret, which both have, is one object of one informer, and there is the Role that was applied")
+	g.Expect(version()).To(Equal(before), "that others share is no change")
 	shared := "custom-columns=CACHE:.status.sharedCache"
 	g.Expect(strings.Fields(tryKubectl(t, "get", "connections.state.latchkey.dev", "asked", "asked-too", "-o", shared))).
-		To(And(HaveLen(3), WithTransform(func(words []string) bool { return words[1] == words[2] }, BeTrue())))
+		To(And(HaveLen(3), Not(ContainElement("<none>")),
+			WithTransform(func(words []string) bool { return words[1] == words[2] }, BeTrue())))
 }
