@@ -64,7 +64,7 @@ func BenchmarkConnection(b *testing.B) {
 			if err != nil {
 				return err
 			}
-			_, err = clients.Cached.(*followingClient).server.latest()
+			_, err = clients.Cached.(*followingClient).server.latest(formUnstructured)
 			return err
 		}},
 	} {

@@ -62,6 +62,7 @@ func (f *followingClient) kindOf(object runtime.Object) (schema.GroupVersionKind
 
 // target is what a request is for.
 type target struct {
+	form      form
 	gvk       schema.GroupVersionKind
 	namespace string
 	many      bool // the request may be for all namespaces
@@ -80,7 +81,7 @@ func (t *target) contradicts(mapping *meta.RESTMapping) bool {
 // context for the request. If discovery fails, and the last client knows one, that is returned.
 func (f *followingClient) clientFor(ctx context.Context, t target) (context.Context, client.Client, error) {
 	for {
-		current, err := f.server.latest()
+		current, err := f.server.latest(t.form)
 		if err != nil {
 			return nil, nil, err
 		}
@@ -95,7 +96,7 @@ func (f *followingClient) clientFor(ctx context.Context, t target) (context.Cont
 		case current.pins.take(t.gvk, found):
 			return f.sender.with(ctx), current, nil
 		}
-		if err := f.server.renew(current, t.gvk, found); err != nil {
+		if err := f.server.renew(t.form, current, t.gvk, found); err != nil {
 			return nil, nil, errors.WithMessagef(err, "creating a client because %s has another resource", t.gvk)
 		}
 	}
@@ -108,7 +109,7 @@ func (f *followingClient) forObject(ctx context.Context, object client.Object,
 	if err != nil {
 		return nil, nil, err
 	}
-	return f.clientFor(ctx, target{gvk: gvk, namespace: namespace})
+	return f.clientFor(ctx, target{form: formOf(object), gvk: gvk, namespace: namespace})
 }
 
 // forConfiguration is clientFor for server-side apply.
@@ -127,10 +128,14 @@ func (f *followingClient) forConfiguration(ctx context.Context,
 			return nil, nil, errors.Wrap(err, "parsing the apiVersion of what is applied")
 		}
 		if kind := ptr.Deref(o.GetKind(), ""); kind != "" && version.Version != "" {
-			return f.clientFor(ctx, target{gvk: version.WithKind(kind), namespace: ptr.Deref(o.GetNamespace(), "")})
+			return f.clientFor(ctx, target{
+				form:      formApply,
+				gvk:       version.WithKind(kind),
+				namespace: ptr.Deref(o.GetNamespace(), ""),
+			})
 		}
 	}
-	current, err := f.server.latest()
+	current, err := f.server.latest(formApply)
 	return f.sender.with(ctx), current, err // it says what is wrong
 }
 
@@ -168,7 +173,7 @@ func (f *followingClient) List(ctx context.Context, list client.ObjectList, opts
 	}
 	var options client.ListOptions
 	options.ApplyOptions(opts)
-	ctx, c, err := f.clientFor(ctx, target{gvk: gvk, namespace: options.Namespace, many: true})
+	ctx, c, err := f.clientFor(ctx, target{form: formOf(list), gvk: gvk, namespace: options.Namespace, many: true})
 	if err != nil {
 		return err
 	}
@@ -230,7 +235,7 @@ func (f *followingClient) DeleteAllOf(ctx context.Context, object client.Object,
 	}
 	var options client.DeleteAllOfOptions
 	options.ApplyOptions(opts)
-	ctx, c, err := f.clientFor(ctx, target{gvk: gvk, namespace: options.Namespace, many: true})
+	ctx, c, err := f.clientFor(ctx, target{form: formOf(object), gvk: gvk, namespace: options.Namespace, many: true})
 	if err != nil {
 		return err
 	}

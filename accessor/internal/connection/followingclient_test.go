@@ -206,9 +206,9 @@ func TestReadsFromTheCacheNeedNoClient(t *testing.T) {
 		list.SetGroupVersionKind(shapeKind)
 		g.Expect(c.List(t.Context(), list)).To(Succeed())
 		g.Expect(cached.n).To(Equal(2))
-		g.Expect(c.(*followingClient).server.current.Load()).To(BeNil())
+		g.Expect(c.(*followingClient).server.forms[formUnstructured].current.Load()).To(BeNil())
 		g.Expect(c.Create(t.Context(), shapeNamed("ns", "x"))).To(Succeed())
-		g.Expect(c.(*followingClient).server.current.Load()).NotTo(BeNil())
+		g.Expect(c.(*followingClient).server.forms[formUnstructured].current.Load()).NotTo(BeNil())
 		requests, _ := s.take()
 		g.Expect(requests).To(Equal([]string{"POST namespaces/ns/shapes"}))
 	})
@@ -438,9 +438,9 @@ func TestLookupIsEnough(t *testing.T) {
 		s, c := newShapes(t, nil)
 		g.Expect(c.Create(t.Context(), shapeNamed("n", "x"))).To(Succeed())
 		following := c.(*followingClient)
-		known := following.server.current.Load().pins.get(shapeKind)
+		known := following.server.forms[formUnstructured].current.Load().pins.get(shapeKind)
 		otherKind := schema.GroupVersionKind{Version: "v1", Kind: "Other"}
-		following.server.current.Load().pins.known.Store(otherKind, known)
+		following.server.forms[formUnstructured].current.Load().pins.known.Store(otherKind, known)
 		s.set(func(s *shapes) { s.namespaced, s.wholeHangs = false, true })
 		time.Sleep(10 * time.Second)
 		s.take()
@@ -451,7 +451,8 @@ func TestLookupIsEnough(t *testing.T) {
 		requests, _ := s.take()
 		g.Expect(requests).To(HaveEach("POST shapes"))
 		g.Expect(time.Since(begun)).To(BeZero())
-		g.Expect(following.server.current.Load().pins.get(otherKind)).To(BeIdenticalTo(known), "also in another client")
+		g.Expect(following.server.forms[formUnstructured].current.Load().pins.get(otherKind)).
+			To(BeIdenticalTo(known), "also in another client")
 		time.Sleep(time.Minute)
 	})
 }

@@ -2,6 +2,7 @@ package connection
 
 import (
 	"sync"
+	"sync/atomic"
 
 	"k8s.io/apimachinery/pkg/api/meta"
 	"k8s.io/apimachinery/pkg/runtime/schema"
@@ -21,7 +22,14 @@ type pinnedClient struct {
 type pins struct {
 	meta.RESTMapper
 	known sync.Map // from schema.GroupVersionKind to *targets.Resolved
+	count atomic.Int32
 }
+
+// maxPins is how many kinds a client knows: as many as a large cluster serves. Kinds come and go,
+// and a client lives as long as any connection to its server.
+const maxPins = 2000
+
+func (p *pins) full() bool { return p.count.Load() >= maxPins }
 
 // RESTMapping implements meta.RESTMapper.
 func (p *pins) RESTMapping(gk schema.GroupKind, versions ...string) (*meta.RESTMapping, error) {
@@ -40,9 +48,16 @@ func (p *pins) get(gvk schema.GroupVersionKind) *targets.Resolved {
 	return nil
 }
 
-// take notes what was looked up, and reports whether it is the resource that is known.
+// take notes what was looked up, and reports whether it is the resource that is known. It is not if
+// too many others are known.
 func (p *pins) take(gvk schema.GroupVersionKind, found *targets.Resolved) bool {
+	if p.full() && p.get(gvk) == nil {
+		return false
+	}
 	earlier, known := p.known.LoadOrStore(gvk, found)
+	if !known {
+		p.count.Add(1)
+	}
 	if !known || earlier == found {
 		return true
 	}

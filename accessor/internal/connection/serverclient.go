@@ -60,16 +60,49 @@ func (s *serverClients) drop(key serverKey) {
 	}
 }
 
-// serverClient is a client of an API server. controller-runtime's remembers the resource and scope
-// of a kind for good, so serverClient makes another one when a kind has another resource.
+// serverClient is a client of an API server.
 type serverClient struct {
 	key    serverKey
 	scheme *apiruntime.Scheme
+	forms  [allForms]formClient
+}
 
+// form is how a request's object is written and read, and what its kind means. A client of
+// controller-runtime remembers by the kind alone which resource and which codec the first request
+// had, whatever form it had: a ConfigMapList as a single object, which an author of objects may
+// write, has a resource that is no list's. So each form has a client of its own.
+type form int
+
+const (
+	formTyped form = iota
+	formTypedList
+	formUnstructured
+	formUnstructuredList
+	formApply
+	allForms
+)
+
+func formOf(object apiruntime.Object) form {
+	_, isUnstructured := object.(apiruntime.Unstructured)
+	switch isList := meta.IsListType(object); {
+	case isUnstructured && isList:
+		return formUnstructuredList
+	case isUnstructured:
+		return formUnstructured
+	case isList:
+		return formTypedList
+	}
+	return formTyped
+}
+
+// formClient is a client for one form. controller-runtime's remembers the resource and scope of a
+// kind for good, so formClient makes another one when a kind has another resource.
+type formClient struct {
 	current  atomic.Pointer[pinnedClient] // nil before the first request that needs it
 	building sync.Mutex
 }
 
+// build returns a client that knows the pins, and sends nothing.
 func (s *serverClient) build(pins *pins) (*pinnedClient, error) {
 	config := s.key.target.Config()
 	config.Timeout, config.RateLimiter = s.key.timeout, senderLimiter{}
@@ -86,42 +119,48 @@ func (s *serverClient) build(pins *pins) (*pinnedClient, error) {
 func newPins() *pins { return &pins{RESTMapper: meta.MultiRESTMapper(nil)} }
 
 // latest returns the client that knows the latest resources.
-func (s *serverClient) latest() (*pinnedClient, error) {
-	if current := s.current.Load(); current != nil {
+func (s *serverClient) latest(of form) (*pinnedClient, error) {
+	f := &s.forms[of]
+	if current := f.current.Load(); current != nil {
 		return current, nil
 	}
-	s.building.Lock()
-	defer s.building.Unlock()
-	if current := s.current.Load(); current != nil {
+	f.building.Lock()
+	defer f.building.Unlock()
+	if current := f.current.Load(); current != nil {
 		return current, nil
 	}
 	first, err := s.build(newPins())
 	if err != nil {
 		return nil, err
 	}
-	s.current.Store(first)
+	f.current.Store(first)
 	return first, nil
 }
 
 // renew replaces the client by one for which a kind has another resource, unless another caller has
-// done so. The new client knows the other kinds as the last one did.
-func (s *serverClient) renew(last *pinnedClient, gvk schema.GroupVersionKind, found *targets.Resolved) error {
-	s.building.Lock()
-	defer s.building.Unlock()
-	if s.current.Load() != last {
+// done so. The new client knows the other kinds as the last one did, unless these are too many:
+// some may be gone.
+func (s *serverClient) renew(of form, last *pinnedClient, gvk schema.GroupVersionKind, found *targets.Resolved) error {
+	f := &s.forms[of]
+	f.building.Lock()
+	defer f.building.Unlock()
+	if f.current.Load() != last {
 		return nil
 	}
 	pins := newPins()
-	last.pins.known.Range(func(gvk, known any) bool {
-		pins.known.Store(gvk, known)
-		return true
-	})
-	pins.known.Store(gvk, found)
+	if !last.pins.full() {
+		last.pins.known.Range(func(gvk, known any) bool {
+			pins.take(gvk.(schema.GroupVersionKind), known.(*targets.Resolved))
+			return true
+		})
+		pins.known.Delete(gvk)
+	}
+	pins.take(gvk, found)
 	next, err := s.build(pins)
 	if err != nil {
 		return err
 	}
-	s.current.Store(next)
+	f.current.Store(next)
 	return nil
 }
 

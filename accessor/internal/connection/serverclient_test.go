@@ -2,13 +2,17 @@ package connection
 
 import (
 	"context"
+	"fmt"
 	"net/http"
 	"runtime"
+	"strings"
 	"testing"
 	"time"
 
 	. "github.com/onsi/gomega"
+	"github.com/pkg/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	apiruntime "k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/util/flowcontrol"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -85,7 +89,7 @@ func TestServerClientAloneSendsNothing(t *testing.T) {
 	s, c := newShapes(t, nil)
 	g.Expect(c.Create(t.Context(), shapeNamed("ns", "x"))).To(Succeed())
 	s.take()
-	shared := c.(*followingClient).server.current.Load()
+	shared := c.(*followingClient).server.forms[formUnstructured].current.Load()
 	g.Expect(shared.Create(t.Context(), shapeNamed("ns", "x"))).To(MatchError(errNoSender))
 	requests, _ := s.take()
 	g.Expect(requests).To(BeEmpty())
@@ -102,6 +106,80 @@ func TestServerClientLimitsEachSender(t *testing.T) {
 	defer cancel()
 	g.Expect(c.Create(ctx, shapeNamed("ns", "x"))).To(MatchError(ContainSubstring("rate")))
 	g.Expect(other.Create(t.Context(), shapeNamed("ns", "x"))).To(Succeed())
+}
+
+// What one connection calls a kind changes nothing for the others: a list of Shapes as a single
+// object is another resource than Shapes. The same object as a configuration to apply has another
+// codec.
+func TestServerClientKeepsFormsApart(t *testing.T) {
+	g := NewWithT(t)
+	s, c := newShapes(t, nil)
+	other := sibling(t, c, s)
+	asSingle := shapeNamed("ns", "x")
+	asSingle.SetKind("ShapeList")
+	_ = other.Get(t.Context(), client.ObjectKeyFromObject(asSingle), asSingle)
+	_ = other.Create(t.Context(), asSingle)
+	metadata := &metav1.PartialObjectMetadata{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "x"}}
+	metadata.SetGroupVersionKind(shapeKind.GroupVersion().WithKind("ShapeList"))
+	_ = other.Delete(t.Context(), metadata)
+	requests, _ := s.take()
+	g.Expect(requests).To(ContainElement(ContainSubstring("shapelists")), "discovery makes that name up")
+	list := &unstructured.UnstructuredList{}
+	list.SetGroupVersionKind(shapeKind.GroupVersion().WithKind("ShapeList"))
+	g.Expect(c.List(t.Context(), list, client.InNamespace("ns"))).To(Succeed())
+	requests, _ = s.take()
+	g.Expect(requests).To(Equal([]string{"GET namespaces/ns/shapes"}))
+
+	apiVersion, kind := shapeKind.ToAPIVersionAndKind()
+	typed := &configuration{
+		APIVersion: &apiVersion,
+		Kind:       &kind,
+		Metadata:   map[string]*string{"name": new("x"), "namespace": new("ns")},
+	}
+	g.Expect(other.Apply(t.Context(), typed)).To(Succeed())
+	scale := &unstructured.Unstructured{}
+	g.Expect(c.SubResource("scale").Get(t.Context(), shapeNamed("ns", "x"), scale)).To(Succeed())
+	g.Expect(scale.GetKind()).NotTo(BeEmpty(), "the codec of the typed configuration would drop it")
+}
+
+// A client that knows too many kinds begins anew: some may be gone.
+func TestServerClientForgetsKinds(t *testing.T) {
+	g := NewWithT(t)
+	s, c := newShapes(t, nil)
+	g.Expect(c.Create(t.Context(), shapeNamed("ns", "x"))).To(Succeed())
+	current := func() *pinnedClient { return c.(*followingClient).server.forms[formUnstructured].current.Load() }
+	first, known := current(), current().pins.get(shapeKind)
+	first.pins.known.Delete(shapeKind)
+	for n := range maxPins - 1 {
+		gvk := shapeKind
+		gvk.Kind = fmt.Sprint("Gone", n)
+		g.Expect(first.pins.take(gvk, known)).To(BeTrue())
+	}
+	g.Expect(c.Create(t.Context(), shapeNamed("ns", "x"))).To(Succeed())
+	g.Expect(current()).NotTo(BeIdenticalTo(first))
+	g.Expect(current().pins.full()).To(BeFalse())
+	requests, _ := s.take()
+	g.Expect(requests).To(HaveLen(2))
+}
+
+// An identity that may not discover takes no turn of others that find a contradiction.
+func TestServerClientDoubtsEachForItself(t *testing.T) {
+	g := NewWithT(t)
+	s, c := newShapes(t, nil)
+	denied := s.client.Transport
+	other := sibling(t, c, s)
+	other.conn.mapper = other.conn.target.Mapper(other.conn.config, &http.Client{
+		Transport: testutil.RoundTripperFunc(func(req *http.Request) (*http.Response, error) {
+			if req.URL.Path == "/api" || strings.HasPrefix(req.URL.Path, "/apis/example.com") {
+				return nil, errors.New("this identity may not discover")
+			}
+			return denied.RoundTrip(req)
+		}),
+	}, 0)
+	g.Expect(c.Create(t.Context(), shapeNamed("ns", "x"))).To(Succeed())
+	s.set(func(s *shapes) { s.namespaced = false })
+	g.Expect(other.Create(t.Context(), shapeNamed("", "x"))).NotTo(Succeed())
+	g.Expect(c.Create(t.Context(), shapeNamed("", "x"))).To(Succeed(), "it asks, and finds that there are no namespaces")
 }
 
 // The client of a server ends with the last connection to it, and one that came meanwhile stays.

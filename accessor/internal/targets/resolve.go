@@ -136,6 +136,22 @@ func (r *recent) denied(of *tries) {
 // tries is what is known of a member's discoveries.
 type tries struct {
 	deniedUntil time.Time // guarded by the mu of recent
+	failedUntil time.Time // guarded by the mu of recent; when Doubt may ask again
+}
+
+// mayDoubt reports whether Doubt has not failed for this mapper a short time ago. Others have their
+// own: an identity that may not discover takes no turn of theirs.
+func (r *recent) mayDoubt(of *tries, now time.Time) bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return !now.Before(of.failedUntil)
+}
+
+// doubtFailed notes that nothing was confirmed.
+func (r *recent) doubtFailed(of *tries, now time.Time) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	of.failedUntil = now.Add(rediscoverAfter)
 }
 
 // discoverGroup returns the kinds of a group, by a discovery that the members share. compare is
@@ -281,22 +297,22 @@ func (m *Mapper) refresh(ctx context.Context, gvk schema.GroupVersionKind) {
 // send such requests.
 func (m *Mapper) Doubt(ctx context.Context, gvk schema.GroupVersionKind, last *Resolved) *Resolved {
 	now := time.Now()
-	if now.Before(last.trusted) {
+	if now.Before(last.trusted) || !m.kinds.anew.mayDoubt(&m.tries, now) {
 		return last
 	}
 	ctx, cancel := context.WithTimeout(ctx, renewTimeout)
 	defer cancel()
 	current := m.current(gvk.Group)
 	mapping, err := m.RESTMappingAnew(ctx, gvk.GroupKind(), gvk.Version)
-	next := *last
 	switch {
-	case err == nil && !sameResource(mapping, nil, last.Mapping, nil):
-		return &Resolved{Mapping: mapping, from: current.generation()}
 	case err != nil: // nothing is confirmed; what was begun goes on, and the next lookup finds it
-		next.trusted = now.Add(rediscoverAfter)
-	default:
-		next.trust = min(max(2*last.trust, rediscoverAfter), longestTrust)
-		next.trusted = now.Add(next.trust)
+		m.kinds.anew.doubtFailed(&m.tries, now)
+		return last
+	case !sameResource(mapping, nil, last.Mapping, nil):
+		return &Resolved{Mapping: mapping, from: current.generation()}
 	}
+	next := *last
+	next.trust = min(max(2*last.trust, rediscoverAfter), longestTrust)
+	next.trusted = now.Add(next.trust)
 	return &next
 }
