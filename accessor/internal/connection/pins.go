@@ -48,6 +48,12 @@ func (p *pins) get(gvk schema.GroupVersionKind) *targets.Resolved {
 	return nil
 }
 
+// put notes what was looked up, of a kind that is not known. No other caller has the pins yet.
+func (p *pins) put(gvk schema.GroupVersionKind, found *targets.Resolved) {
+	p.known.Store(gvk, found)
+	p.count.Add(1)
+}
+
 // take notes what was looked up, and reports whether it is the resource that is known. It is not if
 // too many others are known.
 func (p *pins) take(gvk schema.GroupVersionKind, found *targets.Resolved) bool {

@@ -149,13 +149,14 @@ func (s *serverClient) renew(of form, last *pinnedClient, gvk schema.GroupVersio
 	}
 	pins := newPins()
 	if !last.pins.full() {
-		last.pins.known.Range(func(gvk, known any) bool {
-			pins.take(gvk.(schema.GroupVersionKind), known.(*targets.Resolved))
+		last.pins.known.Range(func(other, known any) bool {
+			if other != gvk {
+				pins.put(other.(schema.GroupVersionKind), known.(*targets.Resolved))
+			}
 			return true
 		})
-		pins.known.Delete(gvk)
 	}
-	pins.take(gvk, found)
+	pins.put(gvk, found)
 	next, err := s.build(pins)
 	if err != nil {
 		return err

@@ -7,6 +7,7 @@ import (
 	"runtime"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	. "github.com/onsi/gomega"
@@ -24,7 +25,8 @@ import (
 func sibling(t *testing.T, c client.Client, via http.RoundTripper) *followingClient {
 	first := c.(*followingClient)
 	other := newTestConnection(t)
-	other.options, other.target, other.mapper = first.conn.options, first.conn.target, first.conn.mapper
+	other.options, other.config = first.conn.options, first.conn.config
+	other.target, other.mapper = first.conn.target, first.conn.mapper
 	other.httpClient = &http.Client{Transport: via}
 	following, err := newFollowingClient(other, other.httpClient, nil)
 	NewWithT(t).Expect(err).NotTo(HaveOccurred())
@@ -180,6 +182,24 @@ func TestServerClientDoubtsEachForItself(t *testing.T) {
 	s.set(func(s *shapes) { s.namespaced = false })
 	g.Expect(other.Create(t.Context(), shapeNamed("", "x"))).NotTo(Succeed())
 	g.Expect(c.Create(t.Context(), shapeNamed("", "x"))).To(Succeed(), "it asks, and finds that there are no namespaces")
+}
+
+// A connection whose requests always contradict what is known takes no turn of others either.
+func TestServerClientThatIsAlwaysWrong(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		g := NewWithT(t)
+		s, c := newShapes(t, nil)
+		wrong := sibling(t, c, s)
+		wrong.conn.mapper = wrong.conn.target.Mapper(wrong.conn.config, s.client, 0)
+		g.Expect(c.Create(t.Context(), shapeNamed("ns", "x"))).To(Succeed())
+		for range 20 {
+			time.Sleep(time.Second)
+			g.Expect(wrong.Create(t.Context(), shapeNamed("", "x"))).NotTo(Succeed())
+		}
+		s.set(func(s *shapes) { s.namespaced = false })
+		time.Sleep(2 * time.Second) // what was found is shared for a second
+		g.Expect(c.Create(t.Context(), shapeNamed("", "x"))).To(Succeed())
+	})
 }
 
 // The client of a server ends with the last connection to it, and one that came meanwhile stays.

@@ -135,24 +135,61 @@ func (r *recent) denied(of *tries) {
 
 // tries is what is known of a member's discoveries.
 type tries struct {
-	deniedUntil time.Time // guarded by the mu of recent
-	failedUntil time.Time // guarded by the mu of recent; when Doubt may ask again
+	deniedUntil time.Time                          // guarded by the mu of recent
+	doubts      map[schema.GroupVersionKind]*doubt // guarded by the mu of recent
 }
 
-// mayDoubt reports whether Doubt has not failed for this mapper a short time ago. Others have their
-// own: an identity that may not discover takes no turn of theirs.
-func (r *recent) mayDoubt(of *tries, now time.Time) bool {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	return !now.Before(of.failedUntil)
+// doubt is that a member's requests contradicted what is known of a kind. Each member has its own:
+// one whose requests always do, or that may not discover, takes no turn of the others.
+type doubt struct {
+	until time.Time     // when the kind may be looked up again
+	trust time.Duration // how long that was; 0 if nothing was confirmed
 }
 
-// doubtFailed notes that nothing was confirmed.
-func (r *recent) doubtFailed(of *tries, now time.Time) {
+// mayDoubt reports whether a contradiction is a reason to look the kind up.
+func (r *recent) mayDoubt(of *tries, gvk schema.GroupVersionKind, now time.Time) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	of.failedUntil = now.Add(rediscoverAfter)
+	last := of.doubts[gvk]
+	return last == nil || !now.Before(last.until)
 }
+
+// doubted notes the result of a lookup.
+func (r *recent) doubted(of *tries, gvk schema.GroupVersionKind, now time.Time, result doubtResult) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if result == doubtRight {
+		delete(of.doubts, gvk)
+		return
+	}
+	for kind, last := range of.doubts {
+		if now.Sub(last.until) > longestTrust { // there was no contradiction for a while
+			delete(of.doubts, kind)
+		}
+	}
+	if of.doubts == nil {
+		of.doubts = map[schema.GroupVersionKind]*doubt{}
+	}
+	if of.doubts[gvk] == nil {
+		of.doubts[gvk] = &doubt{}
+	}
+	last := of.doubts[gvk]
+	if result == doubtFailed {
+		last.until = now.Add(rediscoverAfter)
+		return
+	}
+	last.trust = min(max(2*last.trust, rediscoverAfter), longestTrust)
+	last.until = now.Add(last.trust)
+}
+
+// doubtResult is what a lookup said about a doubt.
+type doubtResult int
+
+const (
+	doubtRight  doubtResult = iota // the kind has another resource
+	doubtWrong                     // it has not
+	doubtFailed                    // nothing is confirmed
+)
 
 // discoverGroup returns the kinds of a group, by a discovery that the members share. compare is
 // called with them, also if ctx is done before; nil for nothing to do.
@@ -232,9 +269,7 @@ func (m *Mapper) current(group string) *kinds {
 // Resolved is the resource of a kind, as a discovery found it.
 type Resolved struct {
 	Mapping *meta.RESTMapping
-	from    uint64        // the number of the current kinds before Mapping was looked up; 0 for none
-	trusted time.Time     // until when requests that contradict Mapping are no reason to look it up
-	trust   time.Duration // how long the latest such time was
+	from    uint64 // the number of the current kinds before Mapping was looked up; 0 for none
 }
 
 // Same reports whether both name the same resource and scope.
@@ -269,7 +304,7 @@ func (m *Mapper) Resolve(ctx context.Context, gvk schema.GroupVersionKind, last 
 	if err != nil {
 		return last, nil // the kind is gone, and the request says so
 	}
-	return &Resolved{Mapping: mapping, from: current.number, trusted: last.trusted, trust: last.trust}, nil
+	return &Resolved{Mapping: mapping, from: current.number}, nil
 }
 
 // generation returns the number of the discovery, 0 for none.
@@ -297,22 +332,22 @@ func (m *Mapper) refresh(ctx context.Context, gvk schema.GroupVersionKind) {
 // send such requests.
 func (m *Mapper) Doubt(ctx context.Context, gvk schema.GroupVersionKind, last *Resolved) *Resolved {
 	now := time.Now()
-	if now.Before(last.trusted) || !m.kinds.anew.mayDoubt(&m.tries, now) {
+	if !m.kinds.anew.mayDoubt(&m.tries, gvk, now) {
 		return last
 	}
-	ctx, cancel := context.WithTimeout(ctx, renewTimeout)
+	bounded, cancel := context.WithTimeout(ctx, renewTimeout)
 	defer cancel()
 	current := m.current(gvk.Group)
-	mapping, err := m.RESTMappingAnew(ctx, gvk.GroupKind(), gvk.Version)
+	mapping, err := m.RESTMappingAnew(bounded, gvk.GroupKind(), gvk.Version)
 	switch {
-	case err != nil: // nothing is confirmed; what was begun goes on, and the next lookup finds it
-		m.kinds.anew.doubtFailed(&m.tries, now)
-		return last
-	case !sameResource(mapping, nil, last.Mapping, nil):
+	case err != nil && ctx.Err() != nil: // the caller waits no longer
+	case err != nil: // what was begun goes on, and the next lookup finds it
+		m.kinds.anew.doubted(&m.tries, gvk, now, doubtFailed)
+	case sameResource(mapping, nil, last.Mapping, nil):
+		m.kinds.anew.doubted(&m.tries, gvk, now, doubtWrong)
+	default:
+		m.kinds.anew.doubted(&m.tries, gvk, now, doubtRight)
 		return &Resolved{Mapping: mapping, from: current.generation()}
 	}
-	next := *last
-	next.trust = min(max(2*last.trust, rediscoverAfter), longestTrust)
-	next.trusted = now.Add(next.trust)
-	return &next
+	return last
 }
