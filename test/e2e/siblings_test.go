@@ -192,7 +192,7 @@ func TestSiblingWithAnIndex(t *testing.T) {
 			return handle.Get(t.Context(), client.ObjectKeyFromObject(red), &corev1.ConfigMap{})
 		}).WithTimeout(patience).Should(Succeed())
 	}
-	g.Expect(o.state(names[1]).Scopes).To(HaveLen(2), "that of before, and its own")
+	g.Expect(o.state(names[1]).Scopes).To(HaveLen(1), "that of before is the same as its own")
 	g.Expect(o.state(names[0]).Scopes).To(HaveLen(1))
 	g.Expect(o.state(names[1]).SharedCache).To(BeEmpty())
 	g.Expect(o.state(names[0]).SharedCache).NotTo(BeEmpty())
