@@ -99,6 +99,15 @@ func (b *boundCache) separate() error {
 	if err != nil || !instance.shared {
 		return err
 	}
+	if err := b.separateOnce(instance.Cache); err != nil {
+		return err
+	}
+	b.conn.observers.ScopesChanged()
+	return nil
+}
+
+// separateOnce replaces the shared cache, unless another caller has done so.
+func (b *boundCache) separateOnce(shared scopedcache.Cache) error {
 	b.building.Lock()
 	defer b.building.Unlock()
 	if !b.instance.Load().shared {
@@ -108,9 +117,8 @@ func (b *boundCache) separate() error {
 	if err != nil {
 		return err
 	}
-	b.separated = instance.Cache
+	b.separated = shared
 	b.useLocked(created, false)
-	b.conn.observers.ScopesChanged()
 	return nil
 }
 

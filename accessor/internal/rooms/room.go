@@ -66,7 +66,7 @@ type Member interface {
 
 // Room is what its members share.
 type Room struct {
-	name     string // random: no other room has it, in no process
+	name     string // random, so that no two rooms have the same, in any process
 	key      Key
 	evidence Evidence
 	life     context.Context // ends with the last member
