@@ -80,6 +80,9 @@ func (t *target) contradicts(mapping *meta.RESTMapping) bool {
 // clientFor returns a client that knows the resource of a kind as discovery has it now, and the
 // context for the request. If discovery fails, and the last client knows one, that is returned.
 func (f *followingClient) clientFor(ctx context.Context, t target) (context.Context, client.Client, error) {
+	if err := f.conn.Err(); err != nil {
+		return nil, nil, err // its discovery would fail, and use up the turn of the target's other members
+	}
 	for {
 		current, err := f.server.latest(t.form)
 		if err != nil {

@@ -18,6 +18,7 @@ import (
 	"k8s.io/client-go/util/flowcontrol"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
+	"github.com/latchkey-dev/latchkey/internal/connstate"
 	"github.com/latchkey-dev/latchkey/test/support/testutil"
 )
 
@@ -222,4 +223,25 @@ func TestServerClientsAreForgotten(t *testing.T) {
 	servers.drop(kept.key) // by the cleanup of an earlier one
 	g.Expect(known()).To(Equal(1))
 	runtime.KeepAlive(kept)
+}
+
+// The client of a connection that has ended asks for no kind: its discovery would fail, and use up
+// the turn of the target's other members.
+func TestServerClientEndedAsksNothing(t *testing.T) {
+	g := NewWithT(t)
+	s, c := newShapes(t, nil)
+	g.Expect(c.Create(t.Context(), shapeNamed("ns", "x"))).To(Succeed())
+	ended := sibling(t, c, s)
+	asked := 0
+	ended.conn.mapper = ended.conn.target.Mapper(ended.conn.config, &http.Client{
+		Transport: testutil.RoundTripperFunc(func(*http.Request) (*http.Response, error) {
+			asked++
+			return nil, errors.New("the connection has ended")
+		}),
+	}, 0)
+	ended.conn.Close(&connstate.NotConnectedError{Reason: connstate.ReasonUnauthorized})
+	for range 3 {
+		g.Expect(ended.Create(t.Context(), shapeNamed("", "x"))).To(MatchError(connstate.ErrNotConnected))
+	}
+	g.Expect(asked).To(BeZero())
 }

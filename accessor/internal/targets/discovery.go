@@ -12,7 +12,8 @@ import (
 
 const (
 	// followerTimeout is how long a member waits for the discovery of another one, whose credential
-	// may hang, before it asks itself.
+	// may hang, before it asks itself. A member that has less than three times as much waits for a
+	// third of its time.
 	followerTimeout = time.Second
 	// aloneInterval is the least time between the beginnings of such discoveries at one target: a
 	// server that is slow for everyone does not get one from each member.
@@ -84,7 +85,11 @@ func (s *sharedDiscovery) discover(ctx context.Context, ask func(publish func())
 		})
 	})
 	var alone <-chan singleflight.Result
-	timer := time.NewTimer(followerTimeout)
+	patience := followerTimeout
+	if deadline, ok := ctx.Deadline(); ok {
+		patience = min(patience, deadline.Sub(start)/3)
+	}
+	timer := time.NewTimer(patience)
 	defer timer.Stop()
 	hasTurn := false
 	for {

@@ -504,3 +504,61 @@ func TestMemoryOfDiscovery(t *testing.T) {
 type roundTripper func(*http.Request) (*http.Response, error)
 
 func (f roundTripper) RoundTrip(r *http.Request) (*http.Response, error) { return f(r) }
+
+// hanging is the transport of a member whose credential hangs until its requests end.
+type hanging struct{ began chan struct{} }
+
+func (h *hanging) RoundTrip(r *http.Request) (*http.Response, error) {
+	h.began <- struct{}{}
+	<-r.Context().Done()
+	return nil, r.Context().Err()
+}
+
+// A request that waits a second for discovery gets an answer, although a member whose credential
+// hangs asks already.
+func TestDoubtDoesNotWaitForAMemberThatHangs(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		g := NewWithT(t)
+		s, target, member := newScripted(t)
+		m := member("m")
+		gvk := gadgetKind.WithVersion("v1")
+		last, err := m.Resolve(t.Context(), gvk, nil)
+		g.Expect(err).NotTo(HaveOccurred())
+		time.Sleep(rediscoverAfter)
+		s.set("/apis/g/v1", kindText("g/v1", "Gadget", false), 0)
+
+		hangs := &hanging{make(chan struct{}, 10)}
+		other := target.Mapper(&rest.Config{Host: "http://server", Timeout: 10 * time.Second},
+			&http.Client{Transport: target.Observe(hangs), Timeout: 10 * time.Second}, 0)
+		var asking sync.WaitGroup
+		asking.Go(func() { _, _ = other.RESTMappingAnew(t.Context(), gadgetKind, "v1") })
+		<-hangs.began
+		found := m.Doubt(t.Context(), gvk, last)
+		g.Expect(found.Mapping.Scope.Name()).To(Equal(meta.RESTScopeNameRoot), "cluster-scoped by now")
+		asking.Wait()
+		time.Sleep(10 * time.Second) // until its request ends
+	})
+}
+
+// What was found by asking for a group does not come back after a newer discovery.
+func TestDoubtDoesNotGoBack(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		g := NewWithT(t)
+		s, target, member := newScripted(t)
+		a, b := member("a"), member("b")
+		gvk := gadgetKind.WithVersion("v1")
+		last, err := a.Resolve(t.Context(), gvk, nil)
+		g.Expect(err).NotTo(HaveOccurred())
+		time.Sleep(rediscoverAfter)
+		g.Expect(a.Doubt(t.Context(), gvk, last).Mapping.Scope.Name()).To(Equal(meta.RESTScopeNameNamespace))
+
+		time.Sleep(anewFor / 4)
+		s.set("/apis/g/v1", kindText("g/v1", "Gadget", false), 0)
+		target.kinds.forget()
+		current, err := a.Resolve(t.Context(), gvk, last) // a discovery of all kinds
+		g.Expect(err).NotTo(HaveOccurred())
+		g.Expect(current.Mapping.Scope.Name()).To(Equal(meta.RESTScopeNameRoot))
+		found := b.Doubt(t.Context(), gvk, current)
+		g.Expect(found.Mapping.Scope.Name()).To(Equal(meta.RESTScopeNameRoot), "what a found before is older")
+	})
+}

@@ -220,9 +220,9 @@ func (m *Mapper) discoverGroup(ctx context.Context, name string, compare func(*k
 }
 
 // RESTMappingAnew returns the resource of a kind as the API server names it now, by a discovery of
-// its group, a second old at most. A discovery that fails is an error, whatever is known. If the
-// answer differs from what is known, lookups of the group use it from now on, and those in other
-// groups discover again.
+// its group, a second old at most, or a newer one of all. A discovery that fails is an error,
+// whatever is known. If the answer differs from what is known, lookups of the group use it from now
+// on, and those in other groups discover again.
 func (m *Mapper) RESTMappingAnew(ctx context.Context, gk schema.GroupKind, version string) (*meta.RESTMapping, error) {
 	ask := func(mapper meta.RESTMapper) (*meta.RESTMapping, error) { return mapper.RESTMapping(gk, version) }
 	compare := func(found *kinds) {
@@ -246,6 +246,12 @@ func (m *Mapper) RESTMappingAnew(ctx context.Context, gk schema.GroupKind, versi
 		return nil, err
 	}
 	compare(found) // another caller may have asked, for another kind
+	if current := m.current(gk.Group); current != nil && current.at.After(found.at) {
+		// A discovery has followed since. Its failure for this version says nothing.
+		if mapping, err := answer(current, ask); err == nil || meta.IsNoMatchError(err) {
+			return mapping, err
+		}
+	}
 	return answer(found, ask)
 }
 
