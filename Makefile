@@ -9,6 +9,7 @@ SHELL := /bin/bash
 CONTROLPLANE := test/controlplane
 TOOLS := tools
 BENCH := bench
+CLUSTERAPI := adapters/clusterapi
 
 # How often "make soak" runs the end-to-end tests.
 N ?= 10
@@ -118,7 +119,7 @@ check: bin/golangci-lint ## gofmt, vet, lint of what differs from the last commi
 	@unformatted=$$(gofmt -l $$(git ls-files '*.go')); test -z "$$unformatted" || { echo "gofmt would change:"; echo "$$unformatted"; exit 1; }
 	go vet ./...
 	@changed=$$(git diff --name-only --diff-filter=d HEAD~ -- '*.go' && git ls-files -o --exclude-standard -- '*.go') || exit 1; \
-	folders=$$(echo "$$changed" | grep -vE '^(bench|tools|test/(controlplane|deploy|docs|statuspage))/' | xargs -r dirname | sort -u | sed 's,^,./,'); \
+	folders=$$(echo "$$changed" | grep -vE '^(adapters|bench|tools|test/(controlplane|deploy|docs|statuspage))/' | xargs -r dirname | sort -u | sed 's,^,./,'); \
 	test -z "$$folders" || bin/golangci-lint run $$folders
 	go test -short -timeout 10m ./...
 
@@ -139,7 +140,7 @@ FIRST := test/e2e/scopedcache test/e2e-1 test/e2e-2 test/e2e-3 test/e2e-4 cmd/la
 test: controlplane ## all tests of all modules: unit tests with the race detector, then those that start a control plane without it, four packages at a time; 15 minutes
 	go test -race -short -timeout 20m ./...
 	@$(MAKE) --no-print-directory -j $(PROCESSES) --output-sync --keep-going \
-		$(addprefix run/,$(FIRST) $(filter-out test/e2e $(FIRST),$(STARTING)) explorations conformance)
+		$(addprefix run/,$(FIRST) $(filter-out test/e2e $(FIRST),$(STARTING)) explorations conformance $(CLUSTERAPI))
 	go test -p 1 -timeout 20m -run '$(ALONE)' ./test/e2e ./test/e2e/replicas
 	go test -C $(CONTROLPLANE) -race .
 
@@ -160,6 +161,8 @@ run/explorations:
 		./scopedcache/internal/members
 run/conformance:
 	@go run ./hack/conformance
+run/$(CLUSTERAPI):
+	@go test -C $(CLUSTERAPI) -timeout 20m ./...
 run/%:
 	@go test -timeout 20m ./$*
 
@@ -183,6 +186,7 @@ test-matrix: controlplane ## the tests with the lowest controller-runtime that p
 		echo "$$mod: controller-runtime $$(go list -modfile=$$mod -m -f '{{.Version}}' sigs.k8s.io/controller-runtime)"; \
 		go vet -modfile=$$mod ./... && go test -modfile=$$mod -count=1 -p 1 -timeout 40m ./... || exit 1; \
 	done; rm -f .newest.mod .newest.sum
+	$(MAKE) conformance-clusterapi
 	$(MAKE) test-kubernetes
 
 # The other versions of Kubernetes that "make test-kubernetes" tests with: the newest of each minor version.
@@ -207,6 +211,12 @@ test-kubernetes: ## the end-to-end tests on other versions of Kubernetes: KUBERN
 .PHONY: conformance
 conformance: controlplane ## controller-runtime's own tests of its cache, against scopedcache
 	go run ./hack/conformance
+
+.PHONY: conformance-clusterapi
+conformance-clusterapi: controlplane ## the tests of adapters/clusterapi, and seven suites of Cluster API's own tests with it (SUITES=regexp: some of them); 10 minutes
+	go test -C $(CLUSTERAPI) -count=1 -timeout 20m .
+	@go build -C $(CLUSTERAPI) -o $(CURDIR)/bin/conformance-clusterapi ./conformance
+	bin/conformance-clusterapi $(if $(SUITES),-suites '$(SUITES)')
 
 .PHONY: mutants
 mutants: ## break the pure machines, and guards against rare interleavings, in ways that tests must notice; 30 minutes
@@ -253,6 +263,7 @@ lint: ## gofmt, vet and golangci-lint, as pinned in tools/ and set up in .golang
 	go vet ./...
 	go vet -C $(CONTROLPLANE) .
 	go vet -C $(BENCH) ./...
+	go vet -C $(CLUSTERAPI) ./...
 	go vet -C test/deploy .
 	go vet -C test/statuspage .
 	go vet -C tools/release .
@@ -262,6 +273,7 @@ lint: ## gofmt, vet and golangci-lint, as pinned in tools/ and set up in .golang
 	bin/golangci-lint run ./...
 	cd $(CONTROLPLANE) && $(CURDIR)/bin/golangci-lint run --config $(CURDIR)/.golangci.yml .
 	cd $(BENCH) && $(CURDIR)/bin/golangci-lint run --config $(CURDIR)/.golangci.yml ./...
+	cd $(CLUSTERAPI) && $(CURDIR)/bin/golangci-lint run --config $(CURDIR)/.golangci.yml ./...
 	cd test/deploy && $(CURDIR)/bin/golangci-lint run --config $(CURDIR)/.golangci.yml .
 	cd test/statuspage && $(CURDIR)/bin/golangci-lint run --config $(CURDIR)/.golangci.yml .
 	cd tools/release && $(CURDIR)/bin/golangci-lint run --config $(CURDIR)/.golangci.yml .

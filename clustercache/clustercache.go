@@ -53,7 +53,8 @@ type ClusterCache interface {
 	// GetCluster returns the connection in the form that multi-cluster code expects: cache, client,
 	// mapper, HTTP client (without a timeout), event recorders. The cache runs without a call of
 	// Start. Start returns the *NotConnectedError when the connection ends. Do not add the cluster
-	// to a manager: the manager would end with the connection.
+	// to a manager: the manager would end with the connection. Until it ends, each call returns the
+	// same value, and after a reconnect another one.
 	GetCluster(ctx context.Context, extension client.ObjectKey) (cluster.Cluster, error)
 
 	// Watch delivers events to watcher's controller about the objects that the extension's identity

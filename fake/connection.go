@@ -31,6 +31,7 @@ type connection struct {
 	changed    func() // called after a change of scopes
 	life       context.Context
 	end        context.CancelCauseFunc
+	whole      *fakeCluster // the connection as GetCluster returns it
 
 	mu        sync.Mutex         // locked to end life, and to add to running
 	running   sync.WaitGroup     // Add is called only before life ends
@@ -50,6 +51,7 @@ func newConnection(c client.Client, epoch int64, identity clustercache.Identity,
 		informers:  map[*informer]bool{},
 	}
 	conn.life, conn.end = context.WithCancelCause(context.Background())
+	conn.whole = &fakeCluster{conn: conn}
 	return conn
 }
 

@@ -186,7 +186,7 @@ func (f *Cache) GetCluster(_ context.Context, extension client.ObjectKey) (clust
 	if err != nil {
 		return nil, err
 	}
-	return &fakeCluster{conn: e.conn}, nil
+	return e.conn.whole, nil
 }
 
 // Watch implements clustercache.ClusterCache.

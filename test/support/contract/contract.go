@@ -172,6 +172,7 @@ func handles(t *testing.T, w World) {
 	g.Expect(err).NotTo(HaveOccurred())
 	whole, err := cc.GetCluster(ctx, key("red"))
 	g.Expect(err).NotTo(HaveOccurred())
+	g.Expect(cc.GetCluster(ctx, key("red"))).To(BeIdenticalTo(whole), "one value for each connection")
 	config, err := cc.GetRESTConfig(ctx, key("red"))
 	g.Expect(err).NotTo(HaveOccurred())
 	g.Expect(config.BearerToken+config.Password+config.BearerTokenFile+string(config.KeyData)).
