@@ -285,6 +285,33 @@ func TestSnapshot(t *testing.T) {
 	g.Expect(s.Err).To(MatchError(ContainSubstring("the newest is not used: failed")))
 }
 
+// What served a connection counts after its end, whatever ended it: an alert that counts from the
+// last success does not fire because of the hours in which no probe was needed.
+func TestSuccessOutlivesTheConnection(t *testing.T) {
+	for _, end := range [][]string{
+		{"resolve-error", "reason=InvalidCredential"},
+		{"resolved", "source=elsewhere", "key=other"},
+	} {
+		g := NewWithT(t)
+		p := &player{now: epoch0, generation: 1}
+		p.machine = New(scenarioConfig, epoch0, 0)
+		do := func(words ...string) Snapshot {
+			_, err := p.do(words)
+			g.Expect(err).NotTo(HaveOccurred(), "%q", words)
+			return p.machine.Snapshot(p.now, p.seen)
+		}
+		do("resolved", "source=here")
+		g.Expect(do("answer", "user=red").Phase).To(Equal(connstate.PhaseConnected))
+		do("wait", "1s")
+		served := do("served").LastSuccess
+		g.Expect(served).To(Equal(p.now))
+		do("wait", "1s")
+		s := do(end...)
+		g.Expect(s.Phase).NotTo(Equal(connstate.PhaseConnected))
+		g.Expect(s.LastSuccess).To(Equal(served))
+	}
+}
+
 func TestStanding(t *testing.T) {
 	g := NewWithT(t)
 	p := &player{now: epoch0, generation: 1}

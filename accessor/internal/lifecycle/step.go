@@ -131,6 +131,7 @@ func (s *step) disconnect(reason connstate.Reason, cause error) {
 }
 
 func (s *step) endConnection() {
+	s.health = s.seen.health(s.health) // what the connection was served counts after it
 	s.connection, s.stated, s.probeReason = 0, connstate.Identity{}, byClock
 	s.throttled = throttled{}
 	s.emit(EndConnection{})
