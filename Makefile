@@ -213,7 +213,7 @@ conformance: controlplane ## controller-runtime's own tests of its cache, agains
 	go run ./hack/conformance
 
 .PHONY: conformance-clusterapi
-conformance-clusterapi: controlplane ## the tests of adapters/clusterapi, and seven suites of Cluster API's own tests with it (SUITES=regexp: some of them); 10 minutes
+conformance-clusterapi: controlplane ## the tests of adapters/clusterapi, and ten suites of Cluster API's own tests with it (SUITES=regexp: some of them); 15 minutes
 	go test -C $(CLUSTERAPI) -count=1 -timeout 20m .
 	@go build -C $(CLUSTERAPI) -o $(CURDIR)/bin/conformance-clusterapi ./conformance
 	bin/conformance-clusterapi $(if $(SUITES),-suites '$(SUITES)')

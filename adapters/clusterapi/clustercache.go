@@ -3,6 +3,7 @@ package clusterapi
 import (
 	"context"
 	"fmt"
+	"time"
 
 	"k8s.io/client-go/rest"
 	"sigs.k8s.io/cluster-api/controllers/clustercache"
@@ -66,12 +67,32 @@ func (c *clusterCache) GetRESTConfig(ctx context.Context, cluster client.ObjectK
 	return get("error getting REST config", result, err)
 }
 
+// GetHealthCheckingState returns the results of probes, and zero for a cluster that is not known. A
+// cluster without a valid kubeconfig cannot be probed. Cluster API tries to connect to it every 30
+// s, and counts these tries as failures, so they are counted here, too.
 func (c *clusterCache) GetHealthCheckingState(ctx context.Context,
 	cluster client.ObjectKey) clustercache.HealthCheckingState {
-	state := c.connections.GetHealthCheckingState(ctx, cluster)
-	return clustercache.HealthCheckingState{
-		LastProbeTime:        state.LastProbeTime,
-		LastProbeSuccessTime: state.LastProbeSuccessTime,
-		ConsecutiveFailures:  state.ConsecutiveFailures,
+	state, known := c.connections.GetConnectionState(ctx, cluster)
+	if !known {
+		return clustercache.HealthCheckingState{}
 	}
+	return health(state, time.Now())
+}
+
+// health returns what Cluster API's state would be.
+func health(state latchkey.ConnectionState, now time.Time) clustercache.HealthCheckingState {
+	result := clustercache.HealthCheckingState{
+		LastProbeTime:        state.Health.LastProbeTime,
+		LastProbeSuccessTime: state.Health.LastProbeSuccessTime,
+		ConsecutiveFailures:  state.Health.ConsecutiveFailures,
+	}
+	if state.Phase != latchkey.PhaseDisconnected || state.Starting() {
+		return result
+	}
+	tries := int(now.Sub(state.DisconnectedSince) / retryInterval) // after the first one
+	if last := state.DisconnectedSince.Add(time.Duration(tries) * retryInterval); last.After(result.LastProbeTime) {
+		result.LastProbeTime = last
+	}
+	result.ConsecutiveFailures = max(result.ConsecutiveFailures, tries+1)
+	return result
 }

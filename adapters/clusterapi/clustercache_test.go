@@ -80,9 +80,22 @@ func TestFilters(t *testing.T) {
 		g.Expect(admin(t).Create(t.Context(), kubeconfigSecret(key, kubeconfig(t, user)))).To(Succeed())
 		provision(t, key)
 	}
-	connected(t, clusters, client.ObjectKey{Namespace: namespace, Name: "red"})
-	notConnected(t, clusters, client.ObjectKey{Namespace: namespace, Name: "excluded"}, latchkey.ReasonNotStarted)
-	notConnected(t, clusters, client.ObjectKey{Namespace: namespace, Name: "other"}, latchkey.ReasonNotStarted)
+	red := client.ObjectKey{Namespace: namespace, Name: "red"}
+	connected(t, clusters, red)
+	var known []string
+	connections := clusters.(*clusterCache).connections
+	for _, state := range connections.ListConnectionStates(t.Context()) {
+		known = append(known, state.Extension.Name)
+	}
+	g.Expect(known).To(Equal([]string{"red"}))
+	cluster := &clusterv1.Cluster{}
+	g.Expect(admin(t).Get(t.Context(), red, cluster)).To(Succeed())
+	cluster.Labels[clusterv1.WatchLabel] = "theirs"
+	g.Expect(admin(t).Update(t.Context(), cluster)).To(Succeed())
+	g.Eventually(func() error {
+		_, err := clusters.GetClient(t.Context(), red)
+		return err
+	}).WithTimeout(testenv.Patience).Should(MatchError(ErrClusterNotConnected))
 }
 
 // A changed kubeconfig of the same user is taken up while handles, informers and watches go on.
@@ -97,13 +110,40 @@ func TestChangedKubeconfig(t *testing.T) {
 	g.Expect(err).NotTo(HaveOccurred())
 	c := clusters.(*clusterCache).connections
 	state, _ := c.GetConnectionState(t.Context(), key)
+	s := newStarter(t)
+	g.Expect(clusters.Watch(t.Context(), key, NewWatcher(watcherOptions(s)))).To(Succeed())
+	name := namespace + "-watched"
+	g.Expect(before.Create(t.Context(), configMap(name))).To(Succeed())
+	g.Eventually(s.seen("create " + name)).WithTimeout(testenv.Patience).Should(Equal(1))
 	g.Expect(admin(t).Update(t.Context(), kubeconfigSecret(key, kubeconfig(t, user)))).To(Succeed())
 	g.Eventually(func(g Gomega) {
 		now, _ := c.GetConnectionState(t.Context(), key)
 		g.Expect(now.CredentialSince).To(BeTemporally(">", state.CredentialSince))
 	}).WithTimeout(testenv.Patience).Should(Succeed())
 	g.Expect(clusters.GetClient(t.Context(), key)).To(BeIdenticalTo(before))
-	g.Expect(before.Create(t.Context(), configMap(namespace))).To(Succeed())
+	g.Expect(before.Delete(t.Context(), configMap(name))).To(Succeed())
+	g.Eventually(s.seen("delete " + name)).WithTimeout(testenv.Patience).Should(Equal(1))
+	g.Expect(s.seen("create "+name)()).To(Equal(1), "the watch went on")
+}
+
+// A cluster without a kubeconfig counts failures as in Cluster API, so that its controllers notice.
+func TestHealthWithoutKubeconfig(t *testing.T) {
+	g := NewWithT(t)
+	since := time.Now()
+	state := latchkey.ConnectionState{
+		Phase:             latchkey.PhaseDisconnected,
+		Reason:            latchkey.ReasonInvalidCredential,
+		DisconnectedSince: since,
+	}
+	g.Expect(health(state, since.Add(time.Second))).
+		To(Equal(HealthCheckingState{LastProbeTime: since, ConsecutiveFailures: 1}))
+	g.Expect(health(state, since.Add(2*time.Minute+time.Second))).
+		To(Equal(HealthCheckingState{LastProbeTime: since.Add(2 * time.Minute), ConsecutiveFailures: 5}))
+	state.Health.ConsecutiveFailures, state.Health.LastProbeTime = 9, since.Add(time.Hour)
+	g.Expect(health(state, since.Add(time.Second))).
+		To(Equal(HealthCheckingState{LastProbeTime: since.Add(time.Hour), ConsecutiveFailures: 9}), "probes count")
+	state = latchkey.ConnectionState{Phase: latchkey.PhaseDisconnected, Reason: latchkey.ReasonNotStarted}
+	g.Expect(health(state, since)).To(BeZero(), "its first connect has not begun")
 }
 
 // Each call for a cluster that is not connected returns Cluster API's error, and latchkey's in it.

@@ -198,6 +198,42 @@ func configMap(name string) *corev1.ConfigMap {
 	}
 }
 
+// Every option is passed on.
+func TestTranslate(t *testing.T) {
+	g := NewWithT(t)
+	period := time.Hour
+	got := translate(Options{
+		WatchFilterValue: "ours",
+		Cache: CacheOptions{
+			SyncPeriod:       &period,
+			DefaultTransform: func(object any) (any, error) { return object, nil },
+			ByObject:         map[client.Object]cache.ByObject{&corev1.Node{}: {}},
+			Indexes:          []CacheOptionsIndex{NodeProviderIDIndex},
+		},
+		Client: ClientOptions{
+			Timeout:   time.Minute,
+			QPS:       3,
+			Burst:     4,
+			UserAgent: "ours",
+			Cache:     ClientCacheOptions{DisableFor: []client.Object{&corev1.Secret{}}},
+		},
+	})
+	g.Expect(got.WatchFilterValue).To(Equal("ours"))
+	g.Expect(got.Cache.SyncPeriod).To(Equal(&period))
+	g.Expect(got.Cache.DefaultTransform(t)).To(BeIdenticalTo(t))
+	g.Expect(got.Cache.ByObject).To(HaveLen(1))
+	g.Expect(got.Cache.Indexes).To(HaveExactElements(HaveField("Field", NodeProviderIDIndex.Field)))
+	g.Expect(got.Client).To(Equal(latchkey.ClientOptions{
+		Timeout:   time.Minute,
+		QPS:       3,
+		Burst:     4,
+		UserAgent: "ours",
+		Cache:     latchkey.ClientCacheOptions{DisableFor: []client.Object{&corev1.Secret{}}},
+	}))
+	g.Expect(got.HealthProbe.IdentityInterval).To(Equal(10*time.Second), "as often as Cluster API")
+	g.Expect(got.Filter(&clusterv1.Cluster{})).To(BeFalse(), "its infrastructure is not provisioned")
+}
+
 func TestOptions(t *testing.T) {
 	g := NewWithT(t)
 	set := func(options Options) error {

@@ -3,6 +3,7 @@ package clusterapi
 import (
 	"context"
 	"fmt"
+	"sync"
 	"time"
 
 	"github.com/pkg/errors"
@@ -35,15 +36,25 @@ func (c *clusterCache) GetClusterSource(controllerName string,
 	if len(durations) == 0 {
 		return c.connections.GetExtensionSource(controllerName, mapFunc)
 	}
+	var mapping sync.Mutex // as Cluster API, call mapFunc once at a time
+	serial := func(ctx context.Context, cluster client.Object) []ctrl.Request {
+		mapping.Lock()
+		defer mapping.Unlock()
+		return mapFunc(ctx, cluster)
+	}
+	if mapFunc == nil {
+		serial = nil
+	}
 	var all sources
 	for _, duration := range durations {
 		all = append(all,
-			c.connections.GetExtensionSource(controllerName, mapFunc, latchkey.WatchForProbeFailure(duration)))
+			c.connections.GetExtensionSource(controllerName, serial, latchkey.WatchForProbeFailure(duration)))
 	}
 	return all
 }
 
-// sources are several as one. A request that more than one of them adds is once in the queue.
+// sources are several as one. Each of them adds a request for a cluster that connects, which is
+// once in the queue until a worker takes it.
 type sources []source.Source
 
 // String returns the name of the sources for the controller's log.

@@ -8,6 +8,7 @@ import (
 
 	"github.com/pkg/errors"
 	"golang.org/x/sync/singleflight"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/util/sets"
 	toolscache "k8s.io/client-go/tools/cache"
 	"sigs.k8s.io/cluster-api/controllers/clustercache"
@@ -118,10 +119,16 @@ func (c *connection) has(name string) bool {
 // controller runs. With this cache the source ends when the connection does.
 type watchedCache struct{ cache.Cache }
 
-// GetInformer returns an informer that has stopped if the connection has ended.
+// GetInformer returns an informer that has stopped if the connection has ended. So does
+// GetInformerForKind.
 func (c watchedCache) GetInformer(ctx context.Context, object client.Object,
 	opts ...cache.InformerGetOption) (cache.Informer, error) {
 	return watched(c.Cache.GetInformer(ctx, object, opts...))
+}
+
+func (c watchedCache) GetInformerForKind(ctx context.Context, gvk schema.GroupVersionKind,
+	opts ...cache.InformerGetOption) (cache.Informer, error) {
+	return watched(c.Cache.GetInformerForKind(ctx, gvk, opts...))
 }
 
 // watched returns the informer as watchers get it.
@@ -138,9 +145,24 @@ func watched(informer cache.Informer, err error) (cache.Informer, error) {
 // watchedInformer is an informer whose registrations are synced when the informer has stopped.
 type watchedInformer struct{ cache.Informer }
 
+func (i watchedInformer) AddEventHandler(
+	handler toolscache.ResourceEventHandler) (toolscache.ResourceEventHandlerRegistration, error) {
+	return i.registered(i.Informer.AddEventHandler(handler))
+}
+
+func (i watchedInformer) AddEventHandlerWithResyncPeriod(handler toolscache.ResourceEventHandler,
+	period time.Duration) (toolscache.ResourceEventHandlerRegistration, error) {
+	return i.registered(i.Informer.AddEventHandlerWithResyncPeriod(handler, period))
+}
+
 func (i watchedInformer) AddEventHandlerWithOptions(handler toolscache.ResourceEventHandler,
 	options toolscache.HandlerOptions) (toolscache.ResourceEventHandlerRegistration, error) {
-	registration, err := i.Informer.AddEventHandlerWithOptions(handler, options)
+	return i.registered(i.Informer.AddEventHandlerWithOptions(handler, options))
+}
+
+// registered returns the registration as watchers get it.
+func (i watchedInformer) registered(registration toolscache.ResourceEventHandlerRegistration,
+	err error) (toolscache.ResourceEventHandlerRegistration, error) {
 	if errors.Is(err, latchkey.ErrNotConnected) {
 		return stoppedInformer{}, nil
 	}
@@ -148,6 +170,16 @@ func (i watchedInformer) AddEventHandlerWithOptions(handler toolscache.ResourceE
 		return nil, err
 	}
 	return watchedRegistration{registration, i.Informer}, nil
+}
+
+func (i watchedInformer) RemoveEventHandler(handle toolscache.ResourceEventHandlerRegistration) error {
+	switch r := handle.(type) {
+	case stoppedInformer:
+		return nil
+	case watchedRegistration:
+		handle = r.ResourceEventHandlerRegistration
+	}
+	return i.Informer.RemoveEventHandler(handle)
 }
 
 // watchedRegistration is a registration that has nothing to wait for when its informer has stopped.

@@ -11,6 +11,7 @@ import (
 	. "github.com/onsi/gomega"
 	"github.com/pkg/errors"
 	corev1 "k8s.io/api/core/v1"
+	toolscache "k8s.io/client-go/tools/cache"
 	"k8s.io/client-go/util/workqueue"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/cache"
@@ -27,11 +28,13 @@ import (
 
 // starter starts sources as a controller does, and counts them and the events of ConfigMaps.
 type starter struct {
-	ctx     context.Context //nolint:containedctx // a controller's
-	queue   workqueue.TypedRateLimitingInterface[ctrl.Request]
-	started atomic.Int32
-	fails   atomic.Bool
-	hold    chan struct{} // closed when Watch may return; nil for at once
+	ctx        context.Context //nolint:containedctx // a controller's
+	queue      workqueue.TypedRateLimitingInterface[ctrl.Request]
+	started    atomic.Int32
+	fails      atomic.Bool
+	hold       chan struct{} // closed when Watch may return; nil for at once
+	holding    chan struct{} // receives when Watch waits for hold
+	startLater bool          // the test starts the sources
 
 	mu      sync.Mutex
 	sources []source.Source
@@ -50,6 +53,7 @@ func newStarter(t *testing.T) *starter {
 
 func (s *starter) Watch(src source.Source) error {
 	if s.hold != nil {
+		s.holding <- struct{}{}
 		<-s.hold
 	}
 	if s.fails.Load() {
@@ -59,6 +63,9 @@ func (s *starter) Watch(src source.Source) error {
 	s.mu.Lock()
 	s.sources = append(s.sources, src)
 	s.mu.Unlock()
+	if s.startLater {
+		return nil
+	}
 	return src.Start(s.ctx, s.queue)
 }
 
@@ -136,7 +143,7 @@ func TestWatch(t *testing.T) {
 	g.Expect(admin(t).Create(t.Context(), configMap(second))).To(Succeed())
 	g.Expect(admin(t).Delete(t.Context(), configMap(first))).To(Succeed())
 	g.Eventually(s.seen("delete " + first)).WithTimeout(testenv.Patience).Should(Equal(1))
-	g.Expect(s.seen("create "+second)()).To(Equal(1), "the watch of the earlier connection has ended")
+	g.Consistently(s.seen("create "+second)).Should(Equal(1), "the watch of the earlier connection has ended")
 }
 
 // A watch is added to a connection that follows at once, before it is known that the earlier one
@@ -171,11 +178,22 @@ func TestWatchEndsWithConnection(t *testing.T) {
 		options.Name, options.Kind = name, kind // the user may not list nodes
 		g.Expect(clusters.Watch(t.Context(), key, NewWatcher(options))).To(Succeed())
 	}
+	late := newStarter(t)
+	late.startLater = true // as a controller that starts after the connection has ended
+	g.Expect(clusters.Watch(t.Context(), key, NewWatcher(WatcherOptions{
+		Name:         "late",
+		Watcher:      late,
+		Kind:         &corev1.ConfigMap{},
+		EventHandler: handler.Funcs{},
+	}))).To(Succeed())
 	g.Expect(admin(t).Delete(t.Context(), kubeconfigSecret(key, nil))).To(Succeed())
 	notConnected(t, clusters, key, latchkey.ReasonInvalidCredential)
 	ctx, cancel := context.WithTimeout(t.Context(), testenv.Patience)
 	defer cancel()
-	for _, src := range s.sources {
+	for _, src := range late.sources {
+		g.Expect(src.Start(late.ctx, late.queue)).To(Succeed())
+	}
+	for _, src := range append(s.sources, late.sources...) {
 		_ = src.(source.SyncingSource).WaitForSync(ctx)
 		g.Expect(ctx.Err()).NotTo(HaveOccurred(), "%s waits", src)
 	}
@@ -196,7 +214,7 @@ func TestWatcherFails(t *testing.T) {
 	g.Expect(s.started.Load()).To(BeEquivalentTo(1))
 
 	hung, other := newStarter(t), newStarter(t)
-	hung.hold = make(chan struct{})
+	hung.hold, hung.holding = make(chan struct{}), make(chan struct{})
 	hanging := watcherOptions(hung)
 	hanging.Name = "hung"
 	var waiting sync.WaitGroup
@@ -205,6 +223,9 @@ func TestWatcherFails(t *testing.T) {
 			t.Error(err)
 		}
 	})
+	<-hung.holding
+	_, err := clusters.GetClient(t.Context(), key)
+	g.Expect(err).NotTo(HaveOccurred())
 	options := watcherOptions(other)
 	options.Name = "other"
 	g.Expect(clusters.Watch(t.Context(), key, NewWatcher(options))).To(Succeed())
@@ -308,4 +329,37 @@ func TestFake(t *testing.T) {
 	g.Eventually(s.seen("create one")).Should(Equal(1))
 	_, err = clusters.GetClient(t.Context(), client.ObjectKey{Namespace: "n", Name: "unknown"})
 	g.Expect(err).To(MatchError(ErrClusterNotConnected))
+}
+
+// A handler of a provider's own Watcher can be removed.
+func TestRemoveEventHandler(t *testing.T) {
+	g := NewWithT(t)
+	key := client.ObjectKey{Namespace: "n", Name: "red"}
+	workload := fake.NewFakeClient(configMap("one"))
+	connections := latchkeyfake.NewFakeCache(workload, key)
+	clusters := &clusterCache{connections: connections}
+	w := &ownWatcher{}
+	g.Expect(clusters.Watch(t.Context(), key, w)).To(Succeed())
+	informer, err := w.got.GetInformer(t.Context(), &corev1.ConfigMap{})
+	g.Expect(err).NotTo(HaveOccurred())
+	var added atomic.Int32
+	count := toolscache.ResourceEventHandlerFuncs{AddFunc: func(any) { added.Add(1) }}
+	first, err := informer.AddEventHandler(count)
+	g.Expect(err).NotTo(HaveOccurred())
+	second, err := informer.AddEventHandlerWithResyncPeriod(count, time.Hour)
+	g.Expect(err).NotTo(HaveOccurred())
+	g.Eventually(added.Load).Should(BeEquivalentTo(2))
+	g.Expect(informer.RemoveEventHandler(first)).To(Succeed())
+	g.Expect(workload.Create(t.Context(), configMap("two"))).To(Succeed())
+	g.Eventually(added.Load).Should(BeEquivalentTo(3))
+	g.Consistently(added.Load).WithTimeout(100 * time.Millisecond).Should(BeEquivalentTo(3))
+	g.Expect(second.HasSynced()).To(BeTrue())
+
+	connections.Disconnect(key, latchkey.ReasonUnreachable)
+	stopped, err := w.got.GetInformerForKind(t.Context(), corev1.SchemeGroupVersion.WithKind("ConfigMap"))
+	g.Expect(err).NotTo(HaveOccurred())
+	g.Expect(stopped.IsStopped()).To(BeTrue())
+	handle, err := stopped.AddEventHandler(count)
+	g.Expect(err).NotTo(HaveOccurred())
+	g.Expect(stopped.RemoveEventHandler(handle)).To(Succeed())
 }
