@@ -8,12 +8,14 @@
 // Provider is generic instead, and with the types of that project it is their Provider and
 // ProviderRunnable:
 //
-//	provider := multicluster.New[mc.ClusterName, mc.Aware](cc, multicluster.Options[mc.ClusterName]{
+//	provider, err := multicluster.New[mc.ClusterName, mc.Aware](cc, multicluster.Options[mc.ClusterName]{
 //		ErrNotFound: mc.ErrClusterNotFound,
 //	})
-//	manager, err := mcmanager.New(config, provider, mcmanager.Options{})
+//	manager, err := mcmanager.WithMultiCluster(mgr, provider)
 //
-// where mc is sigs.k8s.io/multicluster-runtime/pkg/multicluster. In versions whose names are
+// mgr is controller-runtime's manager, with which cc was set up.
+//
+// Here mc is sigs.k8s.io/multicluster-runtime/pkg/multicluster. In versions whose names are
 // strings, the first type is string.
 //
 // # Usage
@@ -30,11 +32,19 @@
 //   - Get of an extension that is not connected returns ErrNotFound, so that multicluster-runtime
 //     drops the request. After a reconnect the sources of the new cluster deliver all objects.
 //   - Engage is called for one connection of an extension at a time. If it blocks, only this
-//     extension waits, also for its next connection. If it returns an error or panics, it is called
-//     again after a second, and after up to a minute later on.
+//     extension waits for the provider, also for its next connection. If it returns an error or
+//     panics, its context ends, and it is called again after a second, and after up to a minute
+//     later on.
 //   - Engage is called for every connected extension soon after the start, from one goroutine each.
-//   - An identity that may not list a kind is an error of the source that watches this kind at that
-//     cluster, again and again until the permission is there. No other cluster is affected.
+//     multicluster-runtime's controllers start the sources of one cluster after the other, and wait
+//     for the first list of each.
+//   - An identity that may not list a kind gets no events of it until the permission is there. Its
+//     other kinds, and other clusters, are not affected. ConnectionState.Scopes says what is
+//     missing.
+//   - What is deleted while an extension is not connected causes no request after a reconnect,
+//     unlike with Watch of the ClusterCache: use finalizers, or compare with what is there.
+//   - With ownership.Leader, or none, the leader engages all. With another engine each replica
+//     engages its share, so multicluster-runtime's manager must run without leader election.
 //   - IndexField adds an index to each connection. Such a connection does not share the informers
 //     of its ServiceAccount with others: prefer CacheOptions.Indexes of the ClusterCache, which all
 //     connections have from the beginning.

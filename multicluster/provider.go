@@ -2,7 +2,9 @@ package multicluster
 
 import (
 	"context"
+	stderrors "errors"
 	"fmt"
+	"maps"
 	"math/rand/v2"
 	"reflect"
 	"strings"
@@ -11,6 +13,8 @@ import (
 
 	"github.com/go-logr/logr"
 	"github.com/pkg/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -110,8 +114,8 @@ func (p *Provider[Name, A]) Get(ctx context.Context, name Name) (cluster.Cluster
 	if err != nil {
 		return nil, &notFoundError{string(name), p.options.ErrNotFound, err}
 	}
-	if err := conn.index(ctx, p.allIndexes()); err != nil {
-		return nil, err
+	if err := p.index(ctx, key, conn, p.allIndexes()); errors.Is(err, clustercache.ErrNotConnected) {
+		return nil, &notFoundError{string(name), p.options.ErrNotFound, err}
 	}
 	return conn.cluster, nil
 }
@@ -130,7 +134,7 @@ func (e *notFoundError) Unwrap() []error { return []error{e.notFound, e.err} }
 // index is an index of a field.
 type index struct {
 	object  client.Object
-	kind    schema.GroupVersionKind // of objects that name it themselves
+	kind    schema.GroupVersionKind // of objects whose type is that of several kinds
 	field   string
 	extract client.IndexerFunc
 }
@@ -140,11 +144,16 @@ func (i *index) equals(other *index) bool {
 }
 
 // IndexField adds an index to the connections that are and those that come. It does no I/O. A
-// second index of a field is an error, and nothing changes. So is an error of a connection, but the
-// others have the index then.
+// second index of a field is an error, and nothing changes. The errors of connections are returned
+// together, for example that CacheOptions.Indexes has the index already: the others have it then.
+// Those of later connections are logged, and they are engaged without it.
 func (p *Provider[Name, A]) IndexField(ctx context.Context, object client.Object, field string,
 	extract client.IndexerFunc) error {
-	added := index{object, object.GetObjectKind().GroupVersionKind(), field, extract}
+	added := index{object: object, field: field, extract: extract}
+	switch object.(type) {
+	case runtime.Unstructured, *metav1.PartialObjectMetadata:
+		added.kind = object.GetObjectKind().GroupVersionKind()
+	}
 	p.mu.Lock()
 	for i := range p.indexes {
 		if p.indexes[i].equals(&added) {
@@ -153,18 +162,26 @@ func (p *Provider[Name, A]) IndexField(ctx context.Context, object client.Object
 		}
 	}
 	p.indexes = append(p.indexes, added)
-	all := p.indexes
-	conns := make([]*connection, 0, len(p.known))
-	for _, conn := range p.known {
-		conns = append(conns, conn)
-	}
+	all, conns := p.indexes, maps.Clone(p.known)
 	p.mu.Unlock()
-	for _, conn := range conns {
-		if err := conn.index(ctx, all); err != nil && !errors.Is(err, clustercache.ErrNotConnected) {
-			return err
+	var failed []error
+	for key, conn := range conns {
+		if err := p.index(ctx, key, conn, all); err != nil && !errors.Is(err, clustercache.ErrNotConnected) {
+			failed = append(failed, err)
 		}
 	}
-	return nil
+	return stderrors.Join(failed...)
+}
+
+// index adds the indexes that a connection does not have yet. What fails is logged, and not tried
+// again.
+func (p *Provider[Name, A]) index(ctx context.Context, key client.ObjectKey, conn *connection, all []index) error {
+	err := conn.index(ctx, all)
+	if err != nil && !errors.Is(err, clustercache.ErrNotConnected) {
+		err = errors.WithMessagef(err, "cluster %q", string(p.options.Name(key)))
+		log.FromContext(ctx).WithName("multicluster").Error(err, "A cluster is without an index")
+	}
+	return err
 }
 
 func (p *Provider[Name, A]) allIndexes() []index {
@@ -178,20 +195,21 @@ type connection struct {
 	cluster cluster.Cluster
 
 	mu      sync.Mutex
-	indexed int // guarded by mu; how many of the indexes it has
+	indexed int // guarded by mu; how many of the indexes were added, or failed
 }
 
-// index adds the indexes that the connection does not have yet.
+// index adds the indexes that were not tried yet.
 func (c *connection) index(ctx context.Context, all []index) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	var failed []error
 	for ; c.indexed < len(all); c.indexed++ {
 		i := &all[c.indexed]
 		if err := c.cluster.GetFieldIndexer().IndexField(ctx, i.object, i.field, i.extract); err != nil {
-			return errors.WithMessagef(err, "adding the index %q of %T", i.field, i.object)
+			failed = append(failed, errors.WithMessagef(err, "adding the index %q of %T", i.field, i.object))
 		}
 	}
-	return nil
+	return stderrors.Join(failed...)
 }
 
 // connection returns the extension's connection. It is looked up under the lock, so that one that
@@ -235,10 +253,10 @@ func (p *Provider[Name, A]) Start(ctx context.Context, aware A) error {
 	}
 	p.started = true
 	p.mu.Unlock()
-	ctx, cancel := context.WithCancel(ctx)
-	defer cancel()
 	var running sync.WaitGroup
 	defer running.Wait()
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
 	p.cache.SubscribeStates(ctx, func(changed []client.ObjectKey) {
 		for _, key := range changed {
 			if p.changed(ctx, key) {
@@ -292,12 +310,24 @@ func (p *Provider[Name, A]) next(ctx context.Context, key client.ObjectKey) (con
 		}
 		return nil, nil
 	}
-	if e.end != nil {
-		e.end() // of the call that has failed
-	}
 	engaged, end := context.WithCancel(ctx)
 	e.end = end
 	return engaged, e.latest
+}
+
+// failed ends the context of a call of Engage that failed. It returns a context that ends when
+// another connection is the latest, and nil if that is so already.
+func (p *Provider[Name, A]) failed(ctx context.Context, key client.ObjectKey, conn *connection) context.Context {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	e := p.engaged[key]
+	if e.latest != conn {
+		return nil
+	}
+	e.end()
+	waiting, end := context.WithCancel(ctx)
+	e.end = end
+	return waiting
 }
 
 // succeeded notes that Engage has succeeded for the connection.
@@ -322,19 +352,20 @@ func (p *Provider[Name, A]) engage(ctx context.Context, key client.ObjectKey, aw
 		if conn != last {
 			last, retry = conn, p.options.FirstRetry
 		}
-		err := p.call(engaged, logger, name, conn, aware)
+		err := p.call(engaged, logger, key, conn, aware)
 		if err == nil {
 			p.succeeded(key, conn)
 			continue
 		}
-		if engaged.Err() != nil {
+		waiting := p.failed(ctx, key, conn)
+		if waiting == nil {
 			continue // the connection has ended
 		}
 		logger.Error(err, "Engage failed, and is called again", "after", retry)
 		timer := time.NewTimer(retry + time.Duration(rand.Int64N(int64(retry)/5+1)))
 		select {
 		case <-timer.C:
-		case <-engaged.Done():
+		case <-waiting.Done():
 		}
 		timer.Stop()
 		retry = min(2*retry, 60*p.options.FirstRetry)
@@ -342,10 +373,11 @@ func (p *Provider[Name, A]) engage(ctx context.Context, key client.ObjectKey, aw
 }
 
 // call adds the indexes to a connection, and calls Engage.
-func (p *Provider[Name, A]) call(ctx context.Context, logger logr.Logger, name Name, conn *connection, aware A) error {
-	if err := conn.index(ctx, p.allIndexes()); err != nil {
+func (p *Provider[Name, A]) call(ctx context.Context, logger logr.Logger, key client.ObjectKey, conn *connection,
+	aware A) error {
+	if err := p.index(ctx, key, conn, p.allIndexes()); errors.Is(err, clustercache.ErrNotConnected) {
 		return err
 	}
 	host := hostcode.Caller{Logger: func() logr.Logger { return logger }}
-	return host.Call("Engage", func() error { return aware.Engage(ctx, name, conn.cluster) })
+	return host.Call("Engage", func() error { return aware.Engage(ctx, p.options.Name(key), conn.cluster) })
 }

@@ -15,6 +15,7 @@ import (
 	"github.com/pkg/errors"
 	"go.uber.org/goleak"
 	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	clientfake "sigs.k8s.io/controller-runtime/pkg/client/fake"
 	"sigs.k8s.io/controller-runtime/pkg/cluster"
@@ -67,6 +68,7 @@ type engaged struct {
 	ctx     context.Context //nolint:containedctx // that of Engage
 	cluster cluster.Cluster
 	at      time.Time
+	endedIn time.Duration // how long after at ctx ended
 }
 
 func (r *recorder) Engage(ctx context.Context, name clusterName, c cluster.Cluster) error {
@@ -74,8 +76,14 @@ func (r *recorder) Engage(ctx context.Context, name clusterName, c cluster.Clust
 	if r.calls == nil {
 		r.calls = map[clusterName][]engaged{}
 	}
-	r.calls[name] = append(r.calls[name], engaged{ctx, c, time.Now()})
+	i, at := len(r.calls[name]), time.Now()
+	r.calls[name] = append(r.calls[name], engaged{ctx: ctx, cluster: c, at: at})
 	r.mu.Unlock()
+	context.AfterFunc(ctx, func() {
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		r.calls[name][i].endedIn = time.Since(at)
+	})
 	if r.engage != nil {
 		return r.engage(ctx, name, c)
 	}
@@ -296,6 +304,9 @@ func TestEngageThatFails(t *testing.T) {
 		time.Sleep(time.Hour)
 		calls := r.of(name(0))
 		g.Expect(calls).To(HaveLen(4))
+		for _, call := range calls[:3] {
+			g.Expect(call.endedIn).To(BeNumerically("<", time.Second), "its context ends when it fails")
+		}
 		for i, wait := range []time.Duration{time.Second, 2 * time.Second, 4 * time.Second} {
 			g.Expect(calls[i+1].at.Sub(calls[i].at)).To(And(BeNumerically(">=", wait), BeNumerically("<=", wait*6/5+1)))
 			g.Expect(calls[i].ctx.Err()).To(HaveOccurred(), "a context of a call that failed has ended")
@@ -331,6 +342,8 @@ func TestIndexField(t *testing.T) {
 		}
 		g.Expect(index("a")).To(Succeed())
 		g.Expect(index("b")).To(Succeed())
+		named := &corev1.ConfigMap{TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "ConfigMap"}}
+		g.Expect(w.provider.IndexField(t.Context(), named, "a", nil)).NotTo(Succeed(), "it is the same kind")
 		g.Expect(index("a")).To(MatchError(`there is an index "a" of *v1.ConfigMap already`))
 		w.fake.Connect(key(1), w.client)
 		w.fake.Connect(key(3), w.client)
@@ -342,9 +355,16 @@ func TestIndexField(t *testing.T) {
 		found, err := w.provider.Get(t.Context(), name(2))
 		g.Expect(err).NotTo(HaveOccurred())
 		found.(*indexedCluster).fails = errors.New("no more indexes")
-		g.Expect(index("c")).To(MatchError(ContainSubstring("no more indexes")))
-		_, err = w.provider.Get(t.Context(), name(2))
-		g.Expect(err).To(MatchError(ContainSubstring("no more indexes")))
+		want.Store(3)
+		g.Expect(index("c")).To(MatchError(And(ContainSubstring("no more indexes"), ContainSubstring("n/e2"))))
+		g.Expect(w.provider.Get(t.Context(), name(2))).To(BeIdenticalTo(found), "it goes on without the index")
+		for _, n := range []int{0, 1, 3} {
+			other, err := w.provider.Get(t.Context(), name(n))
+			g.Expect(err).NotTo(HaveOccurred())
+			g.Expect(other.(*indexedCluster).has()).To(Equal([]string{"a", "b", "c"}))
+		}
+		found.(*indexedCluster).fails = &clustercache.NotConnectedError{}
+		g.Expect(index("d")).To(Succeed(), "a connection that has ended needs no index")
 	})
 }
 
@@ -352,12 +372,17 @@ func TestIndexField(t *testing.T) {
 func TestNames(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g := NewWithT(t)
-		w := newWorld(t, 1, &recorder{})
+		r := &recorder{}
+		w := newWorld(t, 1, r)
 		g.Expect(w.provider.Get(t.Context(), "n/e0")).NotTo(BeNil())
 		for _, unknown := range []clusterName{"n/e1", "e0", "", "/e0", "n/", "n/e0/x"} {
 			_, err := w.provider.Get(t.Context(), unknown)
 			g.Expect(err).To(MatchError(ErrNotFound), "%q", unknown)
 		}
+		w.fake.Connect(client.ObjectKey{Name: "cluster-scoped"}, w.client)
+		g.Expect(w.provider.Get(t.Context(), "cluster-scoped")).NotTo(BeNil())
+		synctest.Wait()
+		g.Expect(r.of("cluster-scoped")).To(HaveLen(1))
 		w.fake.Disconnect(key(0), clustercache.ReasonUnreachable)
 		_, err := w.provider.Get(t.Context(), "n/e0")
 		g.Expect(err).To(MatchError(ErrNotFound))
