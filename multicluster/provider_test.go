@@ -268,6 +268,24 @@ func TestEngageThatBlocks(t *testing.T) {
 	})
 }
 
+// An Engage that fails because its connection has ended is no failure of the next one.
+func TestEngageThatEnds(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		g := NewWithT(t)
+		r := &recorder{engage: func(ctx context.Context, _ clusterName, _ cluster.Cluster) error {
+			<-ctx.Done()
+			return ctx.Err()
+		}}
+		w := newWorld(t, 1, r)
+		for n := range 3 {
+			g.Expect(r.of(name(0))).To(HaveLen(n + 1))
+			w.fake.Connect(key(0), w.client)
+			synctest.Wait() // and no time passes
+		}
+		g.Expect(r.live()).To(HaveLen(1))
+	})
+}
+
 // Start returns when the calls of Engage have.
 func TestStartAwaitsEngage(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -359,9 +377,8 @@ func TestIndexField(t *testing.T) {
 		g.Expect(index("c")).To(MatchError(And(ContainSubstring("no more indexes"), ContainSubstring("n/e2"))))
 		g.Expect(w.provider.Get(t.Context(), name(2))).To(BeIdenticalTo(found), "it goes on without the index")
 		for _, n := range []int{0, 1, 3} {
-			other, err := w.provider.Get(t.Context(), name(n))
-			g.Expect(err).NotTo(HaveOccurred())
-			g.Expect(other.(*indexedCluster).has()).To(Equal([]string{"a", "b", "c"}))
+			calls := r.of(name(n))
+			g.Expect(calls[len(calls)-1].cluster.(*indexedCluster).has()).To(Equal([]string{"a", "b", "c"}))
 		}
 		found.(*indexedCluster).fails = &clustercache.NotConnectedError{}
 		g.Expect(index("d")).To(Succeed(), "a connection that has ended needs no index")
