@@ -238,7 +238,7 @@ func (p *Provider[Name, A]) connectionLocked(ctx context.Context, key client.Obj
 type engagements struct {
 	latest  *connection        // that is to be engaged, or is; nil for none
 	done    *connection        // for which Engage succeeded
-	end     context.CancelFunc // ends the context of the last Engage; nil before
+	end     context.CancelFunc // ends the context of the last Engage, or the wait after it; nil before
 	running bool               // a goroutine engages
 }
 
@@ -310,6 +310,9 @@ func (p *Provider[Name, A]) next(ctx context.Context, key client.ObjectKey) (con
 		}
 		return nil, nil
 	}
+	if e.end != nil {
+		e.end() // of the wait after a failure
+	}
 	engaged, end := context.WithCancel(ctx)
 	e.end = end
 	return engaged, e.latest
@@ -358,8 +361,8 @@ func (p *Provider[Name, A]) engage(ctx context.Context, key client.ObjectKey, aw
 			continue
 		}
 		waiting := p.failed(ctx, key, conn)
-		if waiting == nil {
-			continue // the connection has ended
+		if waiting == nil || ctx.Err() != nil {
+			continue // the connection, or Start, has ended
 		}
 		logger.Error(err, "Engage failed, and is called again", "after", retry)
 		timer := time.NewTimer(retry + time.Duration(rand.Int64N(int64(retry)/5+1)))

@@ -68,8 +68,8 @@ func (c *clusterCache) GetRESTConfig(ctx context.Context, cluster client.ObjectK
 }
 
 // GetHealthCheckingState returns the results of probes, and zero for a cluster that is not known. A
-// cluster without a valid kubeconfig cannot be probed. Cluster API tries to connect to it every 30
-// s, and counts these tries as failures, so they are counted here, too.
+// cluster without a valid kubeconfig cannot be probed. Cluster API tries to connect to it twice a
+// minute, and counts these tries as failures, so they are counted here, too.
 func (c *clusterCache) GetHealthCheckingState(ctx context.Context,
 	cluster client.ObjectKey) clustercache.HealthCheckingState {
 	state, known := c.connections.GetConnectionState(ctx, cluster)
@@ -86,7 +86,7 @@ func health(state latchkey.ConnectionState, now time.Time) clustercache.HealthCh
 		LastProbeSuccessTime: state.Health.LastProbeSuccessTime,
 		ConsecutiveFailures:  state.Health.ConsecutiveFailures,
 	}
-	if state.Phase != latchkey.PhaseDisconnected || state.Starting() {
+	if state.Phase != latchkey.PhaseDisconnected || state.Starting() || state.DisconnectedSince.IsZero() {
 		return result
 	}
 	tries := int(now.Sub(state.DisconnectedSince) / retryInterval) // after the first one
