@@ -125,6 +125,9 @@ var _ replay.Resumable = (*registrations)(nil)
 
 // Seen implements replay.Resumable.
 func (r *registrations) Seen() replay.Seen {
+	if len(r.each) == 1 {
+		return r.each[0].feed.Seen()
+	}
 	seen := replay.Seen{}
 	for _, one := range r.each {
 		maps.Copy(seen, one.feed.Seen())

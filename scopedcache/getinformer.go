@@ -118,7 +118,7 @@ func (s *scopedCache) RemoveInformer(_ context.Context, object client.Object) er
 // and stays up. WaitForCacheSync returns false if ctx is done or the cache stops first.
 func (s *scopedCache) WaitForCacheSync(ctx context.Context) bool {
 	select {
-	case <-s.user.started:
+	case <-s.user.started.Done():
 	case <-ctx.Done():
 		return false
 	}

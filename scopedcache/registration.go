@@ -8,6 +8,7 @@ import (
 
 	"github.com/latchkey-dev/latchkey/internal/latch"
 	"github.com/latchkey-dev/latchkey/internal/replay"
+	"github.com/latchkey-dev/latchkey/scopedcache/internal/lightinformer"
 )
 
 // registration is an event handler of a scope. A registration outlives the informers that feed it.
@@ -109,25 +110,44 @@ func (s *entry) registrationsOf(of *use) (own []*registration) {
 // caller holds entry.mu.
 func (r *registration) attachLocked(i *informer) error {
 	source := r.feed.Begin()
-	inner, err := i.shared.AddEventHandlerWithOptions(source, r.options)
+	inner, err := i.addHandler(source, r.options, func() {
+		if source.IsSuperseded() {
+			return // objects may have been dropped
+		}
+		source.EmitMissingDeletes(i.has)
+		r.settle()
+		if r.events.delivered != nil {
+			r.events.delivered()
+		}
+	})
 	if err != nil {
 		r.feed.Pause()
 		return errors.Wrapf(err, "adding a handler to the informer of %s", r.use.entry.selection.kind.gvk)
 	}
 	r.inner = inner
+	return nil
+}
+
+// addHandler adds a source to the informer. synced is called when the source has received the
+// objects that there are. There may be no call if the source has been superseded before.
+func (i *informer) addHandler(source *replay.Source, options toolscache.HandlerOptions,
+	synced func()) (toolscache.ResourceEventHandlerRegistration, error) {
+	if light, ok := i.shared.(*lightinformer.Informer); ok {
+		return light.AddEventHandlerThen(source, options, synced)
+	}
+	inner, err := i.shared.AddEventHandlerWithOptions(source, options)
+	if err != nil {
+		return nil, err
+	}
 	i.helpers.Go(func() {
 		select {
 		case <-inner.HasSyncedChecker().Done():
-			source.EmitMissingDeletes(i.has)
-			r.settle()
-			if r.events.delivered != nil {
-				r.events.delivered()
-			}
+			synced()
 		case <-source.Superseded():
 		case <-i.life.Done():
 		}
 	})
-	return nil
+	return inner, nil
 }
 
 // detachLocked detaches the handler from an informer that is about to stop. The caller holds

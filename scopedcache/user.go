@@ -9,6 +9,7 @@ import (
 	"golang.org/x/time/rate"
 	"sigs.k8s.io/controller-runtime/pkg/cache"
 
+	"github.com/latchkey-dev/latchkey/internal/latch"
 	"github.com/latchkey-dev/latchkey/internal/replay"
 )
 
@@ -17,8 +18,8 @@ import (
 // with that life, and so does all that it has.
 type user struct {
 	timeout time.Duration // bounds every read
-	started chan struct{} // closed when the life begins
-	over    chan struct{} // closed when the life has ended
+	started latch.Latch   // opened when the life begins
+	over    latch.Latch   // opened when the life has ended
 	shares  bool          // there may be other users of the same scopes
 	since   uint64        // reads have all that was written before that term began; zero for none
 	uses    sync.Map      // from *entry to *use; written under entries.mu
@@ -42,8 +43,6 @@ func newUser(timeout time.Duration, changed func(), stateChanged func(State, Sco
 	}
 	return &user{
 		timeout:      timeout,
-		started:      make(chan struct{}),
-		over:         make(chan struct{}),
 		asked:        rate.NewLimiter(namesPerSecond, namesBurst),
 		changed:      changed,
 		stateChanged: stateChanged,
@@ -53,25 +52,18 @@ func newUser(timeout time.Duration, changed func(), stateChanged func(State, Sco
 // begin begins the life, which ends with ctx. Then end is called in a goroutine. Call begin once.
 func (u *user) begin(ctx context.Context, end func()) {
 	u.life = ctx
-	close(u.started)
+	u.started.Open()
 	context.AfterFunc(ctx, func() {
-		close(u.over)
+		u.over.Open()
 		end()
 	})
 }
 
 // hasBegun reports whether the life has begun.
-func (u *user) hasBegun() bool {
-	select {
-	case <-u.started:
-		return true
-	default:
-		return false
-	}
-}
+func (u *user) hasBegun() bool { return u.started.IsOpen() }
 
 // stopped returns a channel that is closed when the life has ended.
-func (u *user) stopped() <-chan struct{} { return u.over }
+func (u *user) stopped() <-chan struct{} { return u.over.Done() }
 
 // hasEnded reports whether the life has begun and ended.
 func (u *user) hasEnded() bool { return u.hasBegun() && !u.runs() }

@@ -33,7 +33,7 @@ func TestRemembersTheLatest(t *testing.T) {
 	known := f.Seen()
 	g.Expect(known).To(HaveLen(1), "a deleted object leaves the record")
 	g.Expect(known[client.ObjectKey{Namespace: "ns", Name: "changes"}]).To(Equal(Remember(changed)))
-	third := f.Begin()
+	third := New(h, &corev1.ConfigMap{}, Options{Seen: known}).Begin()
 	third.EmitMissingDeletes(nothing)
 	g.Expect(h.Reset()).To(Equal([]string{"delete unseen ns/changes 2"}))
 }

@@ -20,8 +20,8 @@ type Options struct {
 	// be called. Between note and f nothing may prevent the call of f. note does not block.
 	// Defaults to calling note, and then f if note returns true.
 	Call func(note func() bool, f func())
-	// Turn is shared by feeds that call one handler, so that one of them calls it at a time. Defaults
-	// to a turn of the feed's own.
+	// Turn is shared by feeds that call one handler, so that one of them calls it at a time.
+	// Defaults to a turn of the feed's own.
 	Turn Turn
 }
 
@@ -53,7 +53,7 @@ type ResumedHandler struct {
 // Resumable is the registration of a ResumedHandler.
 type Resumable interface {
 	toolscache.ResourceEventHandlerRegistration
-	// Seen ends the events and returns the objects that the handler has received.
+	// Seen ends the events and returns the objects that the handler has received. Call it once.
 	Seen() Seen
 }
 
@@ -67,11 +67,11 @@ type Feed struct {
 	shares  bool // the turn, with feeds that may take over
 
 	mu        sync.Mutex
-	begun     bool                               // guarded by mu; there was a source
-	latest    versions.ByNamespace               // guarded by mu; what the handler received
-	source    *Source                            // guarded by mu; the source whose events are passed on, nil for none
-	delivered map[client.ObjectKey]client.Object // guarded by mu; the objects received from source
-	missing   Seen                               // guarded by mu; the objects received from earlier sources only
+	begun     bool                 // guarded by mu; there was a source
+	latest    versions.ByNamespace // guarded by mu; what the handler received
+	source    *Source              // guarded by mu; the source whose events are passed on, nil for none
+	delivered received             // guarded by mu; the objects received from source
+	missing   Seen                 // guarded by mu; the objects received from earlier sources only, nil for none
 }
 
 // New returns a feed without a source.
@@ -120,12 +120,10 @@ func (f *Feed) Pause() {
 	f.endLocked()
 }
 
-// Seen pauses the feed and returns the record of the objects that its handler knows.
+// Seen pauses the feed and returns the record of the objects that its handler knows. The feed keeps
+// no record: it may be large, and another feed owns it next.
 func (f *Feed) Seen() Seen {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	f.endLocked()
-	seen := maps.Clone(f.missing)
+	seen, _ := f.HandOver()
 	seen.Outdate() // the next feed may be of another API server
 	return seen
 }
@@ -137,7 +135,9 @@ func (f *Feed) HandOver() (seen Seen, latest versions.ByNamespace) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.endLocked()
-	return maps.Clone(f.missing), maps.Clone(f.latest)
+	seen = f.missing
+	f.missing = nil
+	return seen, maps.Clone(f.latest)
 }
 
 // Latest returns the latest resource version that the handler has received, as HandOver does.
@@ -154,15 +154,24 @@ func (f *Feed) endLocked() {
 	}
 	f.source.superseded.Open()
 	f.source = nil
-	if f.missing == nil {
-		f.missing = make(Seen, len(f.delivered))
+	if f.missing == nil && f.delivered.len() > 0 {
+		f.missing = make(Seen, f.delivered.len())
 	}
-	for key, received := range f.delivered {
+	for received := range f.delivered.all() {
 		object := Remember(received)
 		object.current = true
-		f.missing[key] = object
+		f.missing[client.ObjectKeyFromObject(received)] = object
 	}
-	f.delivered = nil
+	f.delivered = received{}
+}
+
+// foundLocked removes an object from the missing ones. The last one takes the map along: an empty
+// one would keep what it has ever grown to.
+func (f *Feed) foundLocked(key client.ObjectKey) {
+	delete(f.missing, key)
+	if len(f.missing) == 0 {
+		f.missing = nil
+	}
 }
 
 // Source is the handler for one informer.
@@ -176,6 +185,9 @@ var _ toolscache.ResourceEventHandler = (*Source)(nil)
 // Superseded returns a channel that is closed when the feed no longer passes on events of this
 // source.
 func (s *Source) Superseded() <-chan struct{} { return s.superseded.Done() }
+
+// IsSuperseded reports whether that channel is closed.
+func (s *Source) IsSuperseded() bool { return s.superseded.IsOpen() }
 
 // OnAdd implements toolscache.ResourceEventHandler.
 func (s *Source) OnAdd(object any, isInInitialList bool) {
@@ -210,7 +222,7 @@ func (s *Source) EmitMissingDeletes(has func(key string) bool) {
 			if !ok || has(toolscache.ObjectName(key).String()) {
 				return false // the object appeared meanwhile
 			}
-			delete(s.feed.missing, key)
+			s.feed.foundLocked(key)
 			deletion = previous.lastKnown(s.feed.example, key)
 			return true
 		}, func() { s.feed.handler.OnDelete(deletion) })
@@ -257,15 +269,12 @@ func (s *Source) recordLocked(object any) (deletion *toolscache.DeletedFinalStat
 	}
 	key := client.ObjectKeyFromObject(received)
 	s.feed.noteLocked(received)
-	if s.feed.delivered == nil {
-		s.feed.delivered = map[client.ObjectKey]client.Object{}
-	}
-	s.feed.delivered[key] = received
+	s.feed.delivered.put(received)
 	previous, ok := s.feed.missing[key]
 	if !ok {
 		return nil, true
 	}
-	delete(s.feed.missing, key)
+	s.feed.foundLocked(key)
 	if previous.uid == received.GetUID() {
 		return nil, !previous.current || versions.Later(previous.resourceVersion, received.GetResourceVersion()) !=
 			previous.resourceVersion
@@ -292,6 +301,6 @@ func (s *Source) forgetLocked(object any) {
 	}
 	if received, ok := object.(client.Object); ok {
 		s.feed.noteLocked(received)
-		delete(s.feed.delivered, client.ObjectKeyFromObject(received))
+		s.feed.delivered.remove(client.ObjectKeyFromObject(received))
 	}
 }

@@ -8,6 +8,8 @@ import (
 	goruntime "runtime"
 	"runtime/debug"
 	"slices"
+	"strings"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -303,6 +305,12 @@ func TestResync(t *testing.T) {
 	})
 }
 
+// ofHandlers returns how many goroutines handlers have.
+func ofHandlers() int {
+	stacks := make([]byte, 1<<20)
+	return strings.Count(string(stacks[:goruntime.Stack(stacks, true)]), "lightinformer.(*listener).deliver")
+}
+
 // A handler has no goroutine while there is nothing to deliver.
 func TestIdleHandlers(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -312,12 +320,12 @@ func TestIdleHandlers(t *testing.T) {
 		s.informer = New(s.source, &corev1.ConfigMap{}, 0, nil)
 		defer run(t, s.informer)()
 		synctest.Wait()
-		before := goruntime.NumGoroutine()
+		before := ofHandlers()
 		for range 10 {
 			s.add(g, 0)
 		}
 		synctest.Wait()
-		g.Expect(goruntime.NumGoroutine()).To(Equal(before))
+		g.Expect(ofHandlers()).To(Equal(before))
 		for _, r := range s.recorders {
 			g.Expect(r.events).To(HaveLen(1))
 		}
@@ -688,4 +696,96 @@ func TestRemovedDuringABatch(t *testing.T) {
 		g.Expect(r.events).To(And(HaveKey("first"), HaveKey("second"), Not(HaveKey("third"))))
 		stop()
 	})
+}
+
+// journal is a handler that records its calls in their order, and that of synced among them.
+type journal struct {
+	calls []string
+	block chan struct{} // if not nil, calls wait for it
+}
+
+func (j *journal) record(call string) {
+	if j.block != nil {
+		<-j.block
+	}
+	j.calls = append(j.calls, call)
+}
+
+func (j *journal) OnAdd(object any, _ bool) { j.record("add " + object.(*corev1.ConfigMap).Name) }
+func (j *journal) OnUpdate(_, object any)   { j.record("update " + object.(*corev1.ConfigMap).Name) }
+func (j *journal) OnDelete(object any)      { j.record("delete " + object.(*corev1.ConfigMap).Name) }
+func (j *journal) synced()                  { j.record("synced") }
+func (j *journal) addTo(g Gomega, i *Informer) (registration toolscache.ResourceEventHandlerRegistration) {
+	registration, err := i.AddEventHandlerThen(j, toolscache.HandlerOptions{}, j.synced)
+	g.Expect(err).NotTo(HaveOccurred())
+	return registration
+}
+
+// The call that a handler has synced comes once, after the initial objects and before what follows:
+// for one that waits for the first list, without a goroutine, and for one that is added later.
+func TestCallsWhenSynced(t *testing.T) {
+	for name, objects := range map[string][]string{"with an object": {"object"}, "without objects": nil} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				g := NewWithT(t)
+				var initial []string
+				s := newSource(true)
+				for _, name := range objects {
+					s.put(name)
+					initial = append(initial, "add "+name)
+				}
+				informer := New(s, &corev1.ConfigMap{}, 0, nil)
+				before := ofHandlers()
+				early, late := &journal{}, &journal{block: make(chan struct{})}
+				early.addTo(g, informer)
+				synctest.Wait()
+				g.Expect(ofHandlers()).To(Equal(before), "nothing waits for the list")
+				g.Expect(early.calls).To(BeEmpty())
+				defer run(t, informer)()
+				synctest.Wait()
+				g.Expect(early.calls).To(Equal(append(initial, "synced")))
+
+				registration := late.addTo(g, informer)
+				synctest.Wait()
+				s.put("later")
+				synctest.Wait()
+				g.Expect(late.calls).To(BeEmpty())
+				g.Expect(registration.HasSynced()).To(Equal(len(objects) == 0), "objects come first")
+				close(late.block)
+				synctest.Wait()
+				g.Expect(late.calls).To(Equal(append(initial, "synced", "add later")))
+				g.Expect(early.calls).To(Equal(late.calls))
+			})
+		})
+	}
+}
+
+// A handler that is removed before it has synced gets no call that it has, and neither does one
+// whose informer stops before.
+func TestNoCallBeforeSynced(t *testing.T) {
+	for name, end := range map[string]func(i *Informer, of toolscache.ResourceEventHandlerRegistration, stop func()){
+		"removed": func(i *Informer, of toolscache.ResourceEventHandlerRegistration, _ func()) {
+			_ = i.RemoveEventHandler(of)
+		},
+		"stopped": func(_ *Informer, _ toolscache.ResourceEventHandlerRegistration, stop func()) { stop() },
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				g := NewWithT(t)
+				s := newSource(true)
+				s.put("object")
+				informer := New(s, &corev1.ConfigMap{}, 0, nil)
+				j := &journal{block: make(chan struct{})}
+				registration := j.addTo(g, informer)
+				stop := sync.OnceFunc(run(t, informer))
+				synctest.Wait() // in the call about the object
+				go end(informer, registration, stop)
+				synctest.Wait()
+				close(j.block)
+				synctest.Wait()
+				g.Expect(j.calls).To(Equal([]string{"add object"}))
+				stop()
+			})
+		})
+	}
 }

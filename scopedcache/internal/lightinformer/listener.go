@@ -31,6 +31,7 @@ const (
 	updated
 	resynced // an update whose object has not changed
 	deleted
+	caughtUp // no change: the handler has received the initial objects
 )
 
 // listener is an event handler with the queue of its notifications. It has a goroutine while the
@@ -38,7 +39,8 @@ const (
 type listener struct {
 	informer *Informer
 	handler  toolscache.ResourceEventHandler
-	logger   klog.Logger
+	logger   *klog.Logger // nil for that of klog
+	then     func()       // called after the initial objects; nil for nothing
 
 	requested, period time.Duration // guarded by informer.mu: between resyncs; 0 for none
 	nextResync        time.Time     // guarded by informer.mu
@@ -49,9 +51,9 @@ type listener struct {
 
 	mu      sync.Mutex     // after informer.mu
 	queue   []notification // guarded by mu
+	initial int            // guarded by mu: initial objects that the handler has not received
 	active  bool           // guarded by mu: a goroutine takes from the queue
 	ended   bool           // guarded by mu: nothing more is delivered
-	initial int            // guarded by mu: initial objects that the handler has not received
 	listed  bool           // guarded by mu: all initial objects were added to the queue
 }
 
@@ -72,9 +74,22 @@ func (i *Informer) AddEventHandlerWithResyncPeriod(handler toolscache.ResourceEv
 // AddEventHandlerWithOptions implements toolscache.SharedInformer.
 func (i *Informer) AddEventHandlerWithOptions(handler toolscache.ResourceEventHandler,
 	options toolscache.HandlerOptions) (toolscache.ResourceEventHandlerRegistration, error) {
-	l := &listener{informer: i, handler: handler, logger: klog.Background(), requested: i.resync, resyncing: true}
-	if options.Logger != nil {
-		l.logger = *options.Logger
+	return i.AddEventHandlerThen(handler, options, nil)
+}
+
+// AddEventHandlerThen is AddEventHandlerWithOptions, and then calls synced, once, when the handler
+// has received the initial objects. The call comes where those of the handler do: after one of them
+// and before the next. A handler that is removed before, or whose informer stops, gets no such
+// call. With it nothing has to wait for each of many handlers.
+func (i *Informer) AddEventHandlerThen(handler toolscache.ResourceEventHandler, options toolscache.HandlerOptions,
+	synced func()) (toolscache.ResourceEventHandlerRegistration, error) {
+	l := &listener{
+		informer:  i,
+		handler:   handler,
+		logger:    options.Logger,
+		then:      synced,
+		requested: i.resync,
+		resyncing: true,
 	}
 	if options.ResyncPeriod != nil {
 		l.requested = *options.ResyncPeriod
@@ -134,6 +149,11 @@ func (i *Informer) RemoveEventHandler(registration toolscache.ResourceEventHandl
 func (l *listener) add(n notification) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
+	l.addLocked(n)
+}
+
+// addLocked is add for callers that hold mu.
+func (l *listener) addLocked(n notification) {
 	if l.ended {
 		return
 	}
@@ -152,13 +172,15 @@ func (l *listener) informerSynced() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.listed = true
-	l.syncLocked()
+	if l.syncLocked() {
+		l.addLocked(notification{kind: caughtUp})
+	}
 }
 
-func (l *listener) syncLocked() {
-	if l.listed && l.initial == 0 {
-		l.synced.Open()
-	}
+// syncLocked reports whether then is to be called: whether the handler has just received the last
+// initial object.
+func (l *listener) syncLocked() (call bool) {
+	return l.listed && l.initial == 0 && l.synced.Open() && l.then != nil
 }
 
 // end empties the queue.
@@ -200,8 +222,11 @@ func (l *listener) deliver() {
 			if batch[n].initial {
 				l.mu.Lock()
 				l.initial--
-				l.syncLocked()
+				then := l.syncLocked() && !l.ended
 				l.mu.Unlock()
+				if then {
+					l.call(notification{kind: caughtUp})
+				}
 			}
 			batch[n] = notification{} // frees the object
 		}
@@ -210,7 +235,11 @@ func (l *listener) deliver() {
 
 // call calls the handler. A panic ends the process, unless utilruntime.ReallyCrash says otherwise.
 func (l *listener) call(n notification) {
-	defer utilruntime.HandleCrashWithLogger(l.logger)
+	logger := klog.Background()
+	if l.logger != nil {
+		logger = *l.logger
+	}
+	defer utilruntime.HandleCrashWithLogger(logger)
 	switch n.kind {
 	case added:
 		l.handler.OnAdd(n.object, n.initial)
@@ -218,6 +247,8 @@ func (l *listener) call(n notification) {
 		l.handler.OnUpdate(n.old, n.object)
 	case deleted:
 		l.handler.OnDelete(n.object)
+	case caughtUp:
+		l.then()
 	}
 }
 
