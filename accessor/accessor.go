@@ -52,8 +52,8 @@ type identityAccessor struct {
 	unfollow    func() bool            // ends what followLease began; nil before
 	membership  *targets.Membership
 	credentials openCredentials
-	attempt     *attempt      // the one that was created last
-	compared    comparedState // as last reported
+	attempt     *attempt       // the one that was created last
+	compared    *comparedState // as last reported; nil before
 }
 
 func newAccessor(set *Set, key client.ObjectKey, lease *fence.Term) *identityAccessor {

@@ -40,8 +40,8 @@ func (a *identityAccessor) reportIfChangedLocked() {
 	}
 	state := a.stateLocked()
 	now := state.compared()
-	if now != a.compared {
-		a.compared = now
+	if a.compared == nil || now != *a.compared {
+		a.compared = &now
 		a.reportChange()
 	}
 }

@@ -17,9 +17,9 @@ type changes struct {
 }
 
 // planFor returns what a registration needs to match wanted, or an ErrConflict. content says by
-// which method the name was registered. planFor is pure: it reads the dependents of the parts, and
-// changes nothing.
-func planFor(content bool, parts map[unique.Handle[part]]*watch, wanted Spec) (plan changes, err error) {
+// which method the name was registered. planFor is pure: it reads the dependents of what is
+// registered, and changes nothing.
+func planFor(content bool, registered []*watch, wanted Spec) (plan changes, err error) {
 	switch {
 	case content && !wanted.content:
 		return changes{}, errors.WithMessage(ErrConflict,
@@ -27,6 +27,10 @@ func planFor(content bool, parts map[unique.Handle[part]]*watch, wanted Spec) (p
 	case wanted.content && !content:
 		return changes{}, errors.WithMessage(ErrConflict,
 			"Watch registered the name, not WatchContent; call Unwatch first, or use another name")
+	}
+	parts := make(map[unique.Handle[part]]*watch, len(registered))
+	for _, w := range registered {
+		parts[w.part] = w
 	}
 	isWanted := map[unique.Handle[part]]bool{}
 	for _, p := range wanted.parts {
@@ -38,15 +42,15 @@ func planFor(content bool, parts map[unique.Handle[part]]*watch, wanted Spec) (p
 			plan.join = append(plan.join, p.part)
 		}
 	}
-	for registered, w := range parts {
+	for _, w := range registered {
 		switch {
-		case isWanted[registered]:
+		case isWanted[w.part]:
 		case !content: // a Watch has one part
 			return changes{}, errors.WithMessagef(ErrConflict,
 				"the registered watch is %s, the requested watch is %s; call Unwatch first, use another name, or use "+
-					"WatchContent for kinds and namespaces that change", registered.Value(), wanted.parts[0].part.Value())
+					"WatchContent for kinds and namespaces that change", w.part.Value(), wanted.parts[0].part.Value())
 		case slices.Contains(w.dependents, wanted.dependent):
-			plan.leave = append(plan.leave, registered)
+			plan.leave = append(plan.leave, w.part)
 		}
 	}
 	return plan, nil

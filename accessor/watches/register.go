@@ -3,8 +3,6 @@ package watches
 import (
 	"context"
 	stderrors "errors"
-	"maps"
-	"slices"
 	"unique"
 
 	"github.com/pkg/errors"
@@ -52,25 +50,24 @@ func (r *Registry) takeTurn(ctx context.Context, conn Connection, wanted Spec) (
 		reg := r.names[wanted.name]
 		if reg == nil {
 			reg = newRegistration(r, wanted)
-			reg.turn <- struct{}{}
 			if r.names == nil {
 				r.names = map[string]*registration{}
 			}
 			r.names[wanted.name] = reg
+		}
+		turn := reg.turn
+		if turn == nil {
+			reg.turn = make(chan struct{})
 			r.mu.Unlock()
 			return reg, nil
 		}
 		r.mu.Unlock()
 		select {
-		case reg.turn <- struct{}{}:
+		case <-turn:
 		case <-ctx.Done():
 			return nil,
 				errors.Wrapf(context.Cause(ctx), "extension %s, watch %q", connstate.KeyString(r.Extension), wanted.name)
 		}
-		if r.isCurrent(reg) {
-			return reg, nil
-		}
-		<-reg.turn // the registration ended in the meantime
 	}
 }
 
@@ -117,19 +114,23 @@ func (r *Registry) registered(name string) []unique.Handle[part] {
 	if reg == nil || !reg.content {
 		return nil
 	}
-	return slices.Collect(maps.Keys(reg.parts))
+	parts := make([]unique.Handle[part], 0, len(reg.parts))
+	for _, w := range reg.parts {
+		parts = append(parts, w.part)
+	}
+	return parts
 }
 
 // endTurn ends the turn of a caller. A registration whose controller got no source ends: nothing
 // would ever receive its events.
 func (r *Registry) endTurn(ctx context.Context, reg *registration) {
-	defer func() { <-reg.turn }()
 	r.mu.Lock()
+	close(reg.turn)
+	reg.turn = nil
 	var gone []*watch
 	if r.names[reg.name] == reg {
 		if !reg.started {
-			gone = slices.Collect(maps.Values(reg.parts))
-			clear(reg.parts)
+			gone, reg.parts = reg.parts, nil
 		}
 		if len(gone) > 0 {
 			r.changed()
@@ -151,7 +152,7 @@ func (r *Registry) adjust(ctx context.Context, reg *registration, wanted Spec) (
 	if err == nil {
 		gone = r.removeDependentLocked(reg, plan.leave, wanted.dependent)
 		for _, part := range plan.join {
-			w := reg.parts[part]
+			w := reg.partLocked(part)
 			w.dependents = addDependent(w.dependents, wanted.dependent)
 		}
 		if len(plan.join) > 0 {
@@ -176,7 +177,7 @@ func (r *Registry) removeDependent(ctx context.Context, reg *registration, parts
 func (r *Registry) removeDependentLocked(reg *registration, parts []unique.Handle[part],
 	dependent types.UID) (gone []*watch) {
 	for _, part := range parts {
-		if w := reg.parts[part]; w != nil && r.removeDependentsLocked(w, []types.UID{dependent}) {
+		if w := reg.partLocked(part); w != nil && r.removeDependentsLocked(w, []types.UID{dependent}) {
 			gone = append(gone, w)
 		}
 	}
@@ -203,13 +204,11 @@ func (r *Registry) start(ctx context.Context, conn Connection, reg *registration
 		informer.Release()
 		return err
 	}
-	reg.parts[p.part] = w // from here on, new connections feed the watch
+	reg.parts = append(reg.parts, w) // from here on, new connections feed the watch
 	r.mu.Unlock()
 	if err := w.attach(conn, informer); err != nil {
 		r.mu.Lock()
-		if reg.parts[p.part] == w {
-			delete(reg.parts, p.part)
-		}
+		reg.removeLocked(w)
 		r.mu.Unlock()
 		w.end()
 		return err

@@ -35,8 +35,8 @@ type Connection interface {
 	// scopedcache.Cache. name is the name of the watch.
 	Hold(ctx context.Context, object client.Object, scope scopedcache.Scope, name string,
 		observe func(scopedcache.ScopeState)) (Informer, error)
-	// IsClusterScoped reports whether objects of a kind have no namespace. IsClusterScoped may ask the
-	// API server. It returns false if that is not known.
+	// IsClusterScoped reports whether objects of a kind have no namespace. IsClusterScoped may ask
+	// the API server. It returns false if that is not known.
 	IsClusterScoped(ctx context.Context, kind schema.GroupVersionKind) bool
 	// Life returns a context that ends with the connection.
 	Life() context.Context
@@ -55,7 +55,7 @@ type Connection interface {
 // Informer has the methods of an informer that a watch needs.
 type Informer interface {
 	// Subscribe calls the handler for existing objects, for changes, and for deletions: objects of
-	// options.Seen that do not exist any more.
+	// options.Seen that do not exist any more. Without an error the subscription owns options.Seen.
 	Subscribe(handler toolscache.ResourceEventHandler, options replay.Options) (Subscription, error)
 	// Release ends the use of the informer.
 	Release()
@@ -64,7 +64,7 @@ type Informer interface {
 // Subscription is a handler that receives events from an informer.
 type Subscription interface {
 	// Seen ends the events and returns the objects that the handler has received. Seen does not
-	// wait for the handler.
+	// wait for the handler, and is called once.
 	Seen() replay.Seen
 	// Remove removes the handler from the informer. While the informer stops, Remove may wait until
 	// all handlers have returned.
@@ -101,8 +101,8 @@ func (r *Registry) Connected(conn Connection) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.current = conn
-	for _, w := range r.watchesLocked() {
-		conn.Go(func() { r.resume(conn, w) })
+	if all := r.watchesLocked(); len(all) > 0 {
+		conn.Go(func() { r.resume(conn, all) })
 	}
 }
 
@@ -158,9 +158,7 @@ func (r *Registry) Len() (n int) {
 
 func (r *Registry) watchesLocked() (all []*watch) {
 	for _, reg := range r.names {
-		for _, w := range reg.parts {
-			all = append(all, w)
-		}
+		all = append(all, reg.parts...)
 	}
 	return all
 }
@@ -202,7 +200,7 @@ func (r *Registry) Unwatch(ctx context.Context, name string, dependents ...types
 	r.mu.Lock()
 	var gone []*watch
 	if reg := r.names[name]; reg != nil {
-		for _, w := range reg.parts {
+		for _, w := range slices.Clone(reg.parts) {
 			if r.removeDependentsLocked(w, dependents) {
 				gone = append(gone, w)
 			}
@@ -225,7 +223,7 @@ func (r *Registry) removeDependentsLocked(w *watch, dependents []types.UID) (gon
 	if len(w.dependents) > 0 {
 		return false
 	}
-	delete(w.reg.parts, w.part)
+	w.reg.removeLocked(w)
 	return true
 }
 
@@ -255,30 +253,45 @@ func (r *Registry) checkLocked(conn Connection) error {
 	return errors.New("the connection has been replaced")
 }
 
-func (r *Registry) isCurrent(reg *registration) bool {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	return r.names[reg.name] == reg
+// resume feeds watches from a new connection. What fails is retried. One goroutine does for all
+// that succeed, because neither Hold nor attach waits, and many extensions connect at once after an
+// outage.
+func (r *Registry) resume(conn Connection, all []*watch) {
+	for _, w := range all {
+		if !r.resumed(conn, w) {
+			conn.Go(func() { r.retry(conn, w) })
+		}
+	}
 }
 
-// resume feeds a watch from a new connection. A failure is retried until the connection ends,
-// because the kind may be served again later.
-func (r *Registry) resume(conn Connection, w *watch) {
+// retry feeds a watch as soon as that is possible, or until the connection or the watch ends: the
+// kind may be served again later.
+func (r *Registry) retry(conn Connection, w *watch) {
 	backoff := wait.Backoff{Duration: time.Second, Factor: 2, Jitter: 0.2, Steps: 6, Cap: 30 * time.Second}
-	for conn.Err() == nil && w.live() {
-		informer, err := conn.Hold(conn.Life(), w.example(), w.scope, w.reg.name, w.observer(conn))
-		if err == nil {
-			err = w.attach(conn, informer)
-		}
-		if err == nil {
-			return
-		}
-		r.Logger.V(1).Info("Watch not resumed yet", "extension", klog.KRef(r.Extension.Namespace, r.Extension.Name),
-			"watch", w.reg.name, "kind", w.part.Value().kind, "error", err.Error())
+	for {
 		select {
 		case <-conn.Life().Done():
 		case <-w.done.Done():
 		case <-time.After(backoff.Step()):
 		}
+		if r.resumed(conn, w) {
+			return
+		}
 	}
+}
+
+// resumed feeds a watch from a new connection, and reports whether nothing is left to do.
+func (r *Registry) resumed(conn Connection, w *watch) bool {
+	if conn.Err() != nil || !w.live() {
+		return true
+	}
+	informer, err := conn.Hold(conn.Life(), w.example(), w.scope, w.reg.name, w.observer(conn))
+	if err == nil {
+		err = w.attach(conn, informer)
+	}
+	if err != nil {
+		r.Logger.V(1).Info("Watch not resumed yet", "extension", klog.KRef(r.Extension.Namespace, r.Extension.Name),
+			"watch", w.reg.name, "kind", w.part.Value().kind, "error", err.Error())
+	}
+	return err == nil
 }

@@ -7,6 +7,15 @@ import (
 	"github.com/latchkey-dev/latchkey/scopedcache"
 )
 
+// reports are what OnError of a watch has received, and is to receive.
+type reports struct {
+	// The last states that OnError received, and the next ones. A set of namespaces has one, and each
+	// of its members, too.
+	reported, pending []scopedcache.ScopeState // guarded by watch.mu
+	reportedBy        int64                    // guarded by watch.mu; the epoch of the connection of the latest state
+	reporter          Connection               // guarded by watch.mu; the connection whose goroutine calls OnError
+}
+
 // observer returns the function that Hold calls with the informer's state, nil without OnError.
 func (w *watch) observer(conn Connection) func(scopedcache.ScopeState) {
 	if w.reg.onError == nil {

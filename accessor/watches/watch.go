@@ -2,8 +2,8 @@ package watches
 
 import (
 	"context"
-	"maps"
 	"reflect"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"unique"
@@ -31,10 +31,10 @@ type registration struct {
 	content  bool
 	onError  func(context.Context, WatchError)
 
-	turn    chan struct{} // holds a token while a caller adds to the registration
-	started bool          // the controller has its source; guarded by turn
+	turn    chan struct{} // guarded by registry.mu; closed when the caller that adds is done, nil without one
+	started bool          // the controller has its source; the caller with the turn has it
 
-	parts   map[unique.Handle[part]]*watch // guarded by registry.mu; only the caller with the turn adds parts
+	parts   []*watch // guarded by registry.mu; only the caller with the turn adds parts
 	handler atomic.Pointer[toolscache.ResourceEventHandler]
 }
 
@@ -44,9 +44,20 @@ func newRegistration(registry *Registry, wanted Spec) *registration {
 		name:     wanted.name,
 		content:  wanted.content,
 		onError:  wanted.onError,
-		turn:     make(chan struct{}, 1),
-		parts:    map[unique.Handle[part]]*watch{},
 	}
+}
+
+// partLocked returns the watch of a part, nil if there is none. The caller holds registry.mu.
+func (reg *registration) partLocked(p unique.Handle[part]) *watch {
+	if at := slices.IndexFunc(reg.parts, func(w *watch) bool { return w.part == p }); at >= 0 {
+		return reg.parts[at]
+	}
+	return nil
+}
+
+// removeLocked removes a watch if it is there. The caller holds registry.mu.
+func (reg *registration) removeLocked(w *watch) {
+	reg.parts = slices.DeleteFunc(reg.parts, func(other *watch) bool { return other == w })
 }
 
 // ready stores the controller's handler and attaches it to the existing parts. Later parts use the
@@ -54,10 +65,7 @@ func newRegistration(registry *Registry, wanted Spec) *registration {
 func (reg *registration) ready(handler toolscache.ResourceEventHandler) error {
 	reg.handler.Store(&handler)
 	reg.registry.mu.Lock()
-	all := make([]*watch, 0, len(reg.parts))
-	for _, w := range reg.parts {
-		all = append(all, w)
-	}
+	all := slices.Clone(reg.parts)
 	reg.registry.mu.Unlock()
 	for _, w := range all {
 		if err := w.feed(); err != nil {
@@ -81,17 +89,13 @@ type watch struct {
 
 	mu           sync.Mutex
 	ended        bool          // guarded by mu
+	calls        int32         // guarded by mu; running calls of handler and OnError
 	conn         Connection    // guarded by mu; the latest one
 	informer     Informer      // guarded by mu; of conn
 	subscription Subscription  // guarded by mu; set while the handler is fed from informer
 	delivered    replay.Seen   // guarded by mu; what earlier connections delivered to the handler
-	calls        int           // guarded by mu; running calls of handler and OnError
 	idle         chan struct{} // guarded by mu; closed when calls gets 0, nil without a waiter
-	// The last states that OnError received, and the next ones. A set of namespaces has one, and each
-	// of its members, too.
-	reported, pending []scopedcache.ScopeState // guarded by mu
-	reportedBy        int64                    // guarded by mu; the epoch of the connection of the latest state
-	reporter          Connection               // guarded by mu; the connection whose goroutine calls OnError
+	*reports                   // nil without OnError
 }
 
 func newWatch(reg *registration, p partObject, dependent types.UID) *watch {
@@ -99,6 +103,9 @@ func newWatch(reg *registration, p partObject, dependent types.UID) *watch {
 	switch p.object.(type) {
 	case runtime.Unstructured, *metav1.PartialObjectMetadata:
 		w.object = p.object.DeepCopyObject().(client.Object)
+	}
+	if reg.onError != nil {
+		w.reports = &reports{}
 	}
 	return w
 }
@@ -151,7 +158,7 @@ func (w *watch) feedLocked() error {
 	}
 	conn := w.conn
 	subscription, err := w.informer.Subscribe(copyingHandler{*handler},
-		replay.Options{Seen: maps.Clone(w.delivered), Call: func(note func() bool, f func()) { w.call(conn, note, f) }})
+		replay.Options{Seen: w.delivered, Call: func(note func() bool, f func()) { w.call(conn, note, f) }})
 	if err != nil {
 		if w.conn.Err() != nil {
 			return nil

@@ -53,7 +53,8 @@ type Connection struct {
 	tasks      *workpool.TaskGroup // the tasks end with life
 
 	target     *targets.Target
-	config     *rest.Config      // authenticates as the identity, holds no secret; callers get copies
+	userAgent  string
+	limiter    flowcontrol.RateLimiter
 	shared     http.RoundTripper // sends requests as the identity, by what the target's members share
 	httpClient *http.Client      // for requests that end
 	streams    *http.Client      // for watches: without a timeout
@@ -125,36 +126,16 @@ func New(parent context.Context, tasks *workpool.TaskGroup, options *Options, ex
 	c.Use(bound)
 	c.shared = &identityRoundTripper{wrapper: wrapper{t.RoundTripper()}, conn: c}
 
-	wrap := func(next http.RoundTripper) http.RoundTripper {
-		if tlsConfig, err := utilnet.TLSClientConfig(next); err == nil && tlsConfig != nil &&
-			(len(tlsConfig.Certificates) > 0 || tlsConfig.GetClientCertificate != nil) {
-			// The API server would authenticate the certificate instead of our token.
-			return failingRoundTripper{
-				errors.New("a client certificate was added to the config, which authenticates only as the extension's " +
-					"identity"),
-			}
-		}
-		ownDialer := dialsItself(next)
-		if c.term != nil && !ownDialer {
-			// The caller's transport does not look at the time before each write; the target's does.
-			return c.roundTripper(c.shared, false)
-		}
-		return c.roundTripper(&identityRoundTripper{wrapper{t.Observe(next)}, c, ownDialer}, false)
-	}
-	c.config = t.Config()
-	c.config.UserAgent = options.Client.UserAgent + " extension/" + connstate.KeyString(extension.Key)
-	c.config.Timeout = options.Client.Timeout
-	c.config.QPS, c.config.Burst = options.Client.QPS, options.Client.Burst
-	c.config.RateLimiter = &limiter{
+	c.userAgent = options.Client.UserAgent + " extension/" + connstate.KeyString(extension.Key)
+	c.limiter = &limiter{
 		RateLimiter: flowcontrol.NewTokenBucketRateLimiter(options.Client.QPS, options.Client.Burst),
 		conn:        c,
 	}
-	c.config.WrapTransport = wrap
 
 	transport := c.roundTripper(c.shared, false)
 	c.httpClient = &http.Client{Transport: transport, Timeout: options.Client.Timeout, CheckRedirect: neverRedirect}
 	c.streams = &http.Client{Transport: transport, CheckRedirect: neverRedirect}
-	c.mapper = t.Mapper(c.config, c.httpClient, options.Client.MaxDiscoveryBytes)
+	c.mapper = t.Mapper(c.userAgent, c.httpClient, options.Client.MaxDiscoveryBytes)
 	if !options.Cache.DisableObjectSharing {
 		c.objects = t.Objects()
 	}
@@ -280,7 +261,7 @@ func (c *Connection) MadeFor(b Binding) error {
 func (c *Connection) Resolution() identity.Resolution { return c.resolution }
 
 // Host returns the URL of the API server.
-func (c *Connection) Host() string { return c.config.Host }
+func (c *Connection) Host() string { return c.target.Host() }
 
 // HTTPClient returns the client for requests that end.
 func (c *Connection) HTTPClient() *http.Client { return c.httpClient }
@@ -350,11 +331,42 @@ func (c *Connection) Identity() connstate.Identity {
 	return identity
 }
 
-// RESTConfig returns a copy of the connection's config, which the caller may change.
+// RESTConfig returns the connection's config, which the caller may change.
 func (c *Connection) RESTConfig() *rest.Config {
-	config := rest.CopyConfig(c.config)
-	config.CAData = append([]byte(nil), c.config.CAData...)
+	config := c.config()
+	config.CAData = slices.Clone(config.CAData)
 	return config
+}
+
+// config returns a config that authenticates as the identity, and holds no secret. It is made each
+// time: few need it, and it takes more memory than the rest of an idle connection's clients.
+func (c *Connection) config() *rest.Config {
+	config := c.target.Config()
+	config.UserAgent = c.userAgent
+	config.Timeout = c.options.Client.Timeout
+	config.QPS, config.Burst = c.options.Client.QPS, c.options.Client.Burst
+	config.RateLimiter = c.limiter
+	config.WrapTransport = c.wrapTransport
+	return config
+}
+
+// wrapTransport makes a transport that a caller has built from the config send requests as the
+// identity.
+func (c *Connection) wrapTransport(next http.RoundTripper) http.RoundTripper {
+	if tlsConfig, err := utilnet.TLSClientConfig(next); err == nil && tlsConfig != nil &&
+		(len(tlsConfig.Certificates) > 0 || tlsConfig.GetClientCertificate != nil) {
+		// The API server would authenticate the certificate instead of our token.
+		return failingRoundTripper{
+			errors.New("a client certificate was added to the config, which authenticates only as the extension's " +
+				"identity"),
+		}
+	}
+	ownDialer := dialsItself(next)
+	if c.term != nil && !ownDialer {
+		// The caller's transport does not look at the time before each write; the target's does.
+		return c.roundTripper(c.shared, false)
+	}
+	return c.roundTripper(&identityRoundTripper{wrapper{c.target.Observe(next)}, c, ownDialer}, false)
 }
 
 func newClients(c *Connection) (*Clients, error) {

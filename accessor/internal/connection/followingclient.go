@@ -31,7 +31,7 @@ type followingClient struct {
 func newFollowingClient(c *Connection, via *http.Client, options *client.CacheOptions) (*followingClient, error) {
 	f := &followingClient{
 		conn:   c,
-		sender: &sender{transport: via.Transport, limiter: c.config.RateLimiter},
+		sender: &sender{transport: via.Transport, limiter: c.limiter},
 		server: c.options.servers.of(serverKey{c.target, via.Timeout}, c.options.Scheme),
 	}
 	if options == nil {

@@ -144,14 +144,14 @@ func newShapes(t *testing.T, options *client.CacheOptions) (*shapes, client.Clie
 	c := newTestConnection(t)
 	c.options.Scheme = runtime.NewScheme()
 	metav1.AddToGroupVersion(c.options.Scheme, shapeKind.GroupVersion())
-	c.config = &rest.Config{Host: "http://server", QPS: -1, Timeout: 10 * time.Second}
+	c.limiter = nil
 	var set targets.Set
 	target, err := set.Join(&rest.Config{Host: "http://server"}, nil, &targets.Policy{})
 	g.Expect(err).NotTo(HaveOccurred())
 	t.Cleanup(target.Leave)
-	c.httpClient = &http.Client{Transport: target.Observe(s)}
+	c.httpClient = &http.Client{Transport: target.Observe(s), Timeout: 10 * time.Second}
 	s.client = c.httpClient
-	c.mapper = target.Mapper(c.config, c.httpClient, 0)
+	c.mapper = target.Mapper("", c.httpClient, 0)
 	c.target = target.Target
 	following, err := newFollowingClient(c, c.httpClient, options)
 	g.Expect(err).NotTo(HaveOccurred())

@@ -10,7 +10,6 @@ import (
 	"testing"
 
 	. "github.com/onsi/gomega"
-	"k8s.io/client-go/rest"
 
 	"github.com/latchkey-dev/latchkey/fence"
 	"github.com/latchkey-dev/latchkey/internal/connstate"
@@ -23,7 +22,7 @@ var errGone = &connstate.NotConnectedError{Reason: connstate.ReasonDeleted}
 func newTestConnection(t *testing.T) *Connection {
 	c := &Connection{
 		options:   &Options{Fenced: func() {}},
-		config:    &rest.Config{UserAgent: "test"},
+		userAgent: "test",
 		observers: Observers{Unauthorized: func() {}},
 	}
 	c.life, c.end = context.WithCancelCause(t.Context())

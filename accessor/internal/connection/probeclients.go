@@ -44,7 +44,7 @@ func (c *Connection) probeClient(transport http.RoundTripper, timeout time.Durat
 		transport = requestsRoundTripper{c.requests, transport}
 	}
 	return &http.Client{
-		Transport:     userAgentRoundTripper{wrapper{transport}, c.config.UserAgent},
+		Transport:     userAgentRoundTripper{wrapper{transport}, c.userAgent},
 		Timeout:       timeout,
 		CheckRedirect: neverRedirect,
 	}

@@ -33,7 +33,7 @@ func (r failingRoundTripper) RoundTrip(req *http.Request) (*http.Response, error
 // RoundTripper has one concern; the last one here is the nearest to the callers. The answers to
 // probes are not observed: only the lifecycle machine judges them.
 func (c *Connection) roundTripper(next http.RoundTripper, probe bool) http.RoundTripper {
-	next = userAgentRoundTripper{wrapper: wrapper{next}, userAgent: c.config.UserAgent}
+	next = userAgentRoundTripper{wrapper: wrapper{next}, userAgent: c.userAgent}
 	next = termRoundTripper{wrapper: wrapper{next}, conn: c}
 	if !probe {
 		next = observingRoundTripper{wrapper: wrapper{next}, conn: c}

@@ -26,9 +26,9 @@ import (
 func sibling(t *testing.T, c client.Client, via http.RoundTripper) *followingClient {
 	first := c.(*followingClient)
 	other := newTestConnection(t)
-	other.options, other.config = first.conn.options, first.conn.config
+	other.options, other.limiter = first.conn.options, first.conn.limiter
 	other.target, other.mapper = first.conn.target, first.conn.mapper
-	other.httpClient = &http.Client{Transport: via}
+	other.httpClient = &http.Client{Transport: via, Timeout: first.conn.httpClient.Timeout}
 	following, err := newFollowingClient(other, other.httpClient, nil)
 	NewWithT(t).Expect(err).NotTo(HaveOccurred())
 	return following
@@ -171,7 +171,7 @@ func TestServerClientDoubtsEachForItself(t *testing.T) {
 	s, c := newShapes(t, nil)
 	denied := s.client.Transport
 	other := sibling(t, c, s)
-	other.conn.mapper = other.conn.target.Mapper(other.conn.config, &http.Client{
+	other.conn.mapper = other.conn.target.Mapper("", &http.Client{
 		Transport: testutil.RoundTripperFunc(func(req *http.Request) (*http.Response, error) {
 			if req.URL.Path == "/api" || strings.HasPrefix(req.URL.Path, "/apis/example.com") {
 				return nil, errors.New("this identity may not discover")
@@ -191,7 +191,7 @@ func TestServerClientThatIsAlwaysWrong(t *testing.T) {
 		g := NewWithT(t)
 		s, c := newShapes(t, nil)
 		wrong := sibling(t, c, s)
-		wrong.conn.mapper = wrong.conn.target.Mapper(wrong.conn.config, s.client, 0)
+		wrong.conn.mapper = wrong.conn.target.Mapper("", s.client, 0)
 		g.Expect(c.Create(t.Context(), shapeNamed("ns", "x"))).To(Succeed())
 		for range 20 {
 			time.Sleep(time.Second)
@@ -233,7 +233,7 @@ func TestServerClientEndedAsksNothing(t *testing.T) {
 	g.Expect(c.Create(t.Context(), shapeNamed("ns", "x"))).To(Succeed())
 	ended := sibling(t, c, s)
 	asked := 0
-	ended.conn.mapper = ended.conn.target.Mapper(ended.conn.config, &http.Client{
+	ended.conn.mapper = ended.conn.target.Mapper("", &http.Client{
 		Transport: testutil.RoundTripperFunc(func(*http.Request) (*http.Response, error) {
 			asked++
 			return nil, errors.New("the connection has ended")

@@ -32,7 +32,7 @@ func (c *Connection) ownCache(options map[client.Object]cache.ByObject) (scopedc
 	return c.startCache(options, cacheUser{
 		life:    c.life,
 		tasks:   c.tasks,
-		config:  c.config,
+		config:  c.config(),
 		streams: c.streams,
 		mapper:  c.mapper,
 		logger:  c.options.Logger.WithValues("extension", klog.KRef(c.key.Namespace, c.key.Name)),
@@ -77,7 +77,7 @@ func (c *Connection) sharedCache(options map[client.Object]cache.ByObject) (scop
 			tasks:   c.options.Tasks,
 			config:  config,
 			streams: streams,
-			mapper:  c.target.Mapper(config, bounded, c.options.Client.MaxDiscoveryBytes),
+			mapper:  c.target.Mapper("", bounded, c.options.Client.MaxDiscoveryBytes),
 			logger:  c.options.Logger.WithValues("username", c.statedIdentity.Username),
 		}, func(*scopedcache.Options) {})
 	})

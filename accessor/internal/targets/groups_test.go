@@ -105,8 +105,7 @@ func newScripted(t *testing.T) (*scripted, *Membership, func(user string) *Mappe
 	NewWithT(t).Expect(err).NotTo(HaveOccurred())
 	t.Cleanup(target.Leave)
 	return s, target, func(user string) *Mapper {
-		return target.Mapper(&rest.Config{Host: "http://server", UserAgent: user, Timeout: 10 * time.Second},
-			&http.Client{Transport: target.Observe(s)}, 0)
+		return target.Mapper(user, &http.Client{Transport: target.Observe(s), Timeout: 10 * time.Second}, 0)
 	}
 }
 
@@ -528,7 +527,7 @@ func TestDoubtDoesNotWaitForAMemberThatHangs(t *testing.T) {
 		s.set("/apis/g/v1", kindText("g/v1", "Gadget", false), 0)
 
 		hangs := &hanging{make(chan struct{}, 10)}
-		other := target.Mapper(&rest.Config{Host: "http://server", Timeout: 10 * time.Second},
+		other := target.Mapper("",
 			&http.Client{Transport: target.Observe(hangs), Timeout: 10 * time.Second}, 0)
 		var asking sync.WaitGroup
 		asking.Go(func() { _, _ = other.RESTMappingAnew(t.Context(), gadgetKind, "v1") })

@@ -154,7 +154,7 @@ func lookupGroup[T any](ctx context.Context, m *Mapper, group string, reason err
 	return none, errors.WithMessagef(err, "%v; discovering group %q alone", reason, group)
 }
 
-// askGroup discovers one group, with our own credential, within the timeout of our config. The
+// askGroup discovers one group, with our own credential, within the timeout of our client. The
 // group need not exist. A version whose discovery fails does not hide the others.
 func (m *Mapper) askGroup(group string) (*kinds, error) {
 	ctx, cancel := m.bounded(context.WithValue(context.Background(), namesMayNotExist{}, true))
@@ -184,7 +184,7 @@ func (m *Mapper) askGroup(group string) (*kinds, error) {
 		case apierrors.IsNotFound(err): // it has just gone
 		case err != nil:
 			result.failed = map[string]error{group: errors.WithMessagef(forOthers(err),
-				"discovering the kinds that %s serves in %s", m.config.Host, untrusted.Quote(version.GroupVersion))}
+				"discovering the kinds that %s serves in %s", m.target.Host(), untrusted.Quote(version.GroupVersion))}
 		default:
 			resources.VersionedResources[version.Version] = list.APIResources
 		}

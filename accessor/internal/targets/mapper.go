@@ -13,7 +13,6 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/client-go/discovery"
-	"k8s.io/client-go/rest"
 	"k8s.io/client-go/restmapper"
 
 	"github.com/latchkey-dev/latchkey/internal/untrusted"
@@ -71,20 +70,27 @@ func (d *discovered) forget() {
 // "No such kind" stays cached for 5 s, so a kind that was just installed is found within that time.
 // Where a whole discovery is too much, Mapper asks for the group that a lookup names.
 type Mapper struct {
-	tries    tries
-	kinds    *discovered
-	config   *rest.Config
-	client   *http.Client
-	maxBytes int64
+	tries     tries
+	target    *Target
+	kinds     *discovered // of the target
+	userAgent string
+	client    *http.Client
+	maxBytes  int64
 }
 
 var _ meta.RESTMapper = (*Mapper)(nil)
 
-// Mapper returns a mapper that discovers through client, which authenticates, with the limits of
-// config, which holds no credential. maxBytes bounds the memory of one discovery; 0 for the
-// default.
-func (t *Target) Mapper(config *rest.Config, client *http.Client, maxBytes int64) *Mapper {
-	return &Mapper{kinds: &t.kinds, config: config, client: client, maxBytes: cmp.Or(maxBytes, MaxDiscoveryBytes)}
+// Mapper returns a mapper that discovers through client, which authenticates, and within its timeout.
+// userAgent is sent along, client-go's if it is empty. maxBytes bounds the memory of one discovery; 0
+// for the default.
+func (t *Target) Mapper(userAgent string, client *http.Client, maxBytes int64) *Mapper {
+	return &Mapper{
+		target:    t,
+		kinds:     &t.kinds,
+		userAgent: userAgent,
+		client:    client,
+		maxBytes:  cmp.Or(maxBytes, MaxDiscoveryBytes),
+	}
 }
 
 // lookup answers from the cached kinds, and runs a discovery if they do not suffice. lookup returns
@@ -159,7 +165,7 @@ func (k *kinds) explain(err error) error {
 // newKinds returns the kinds of a discovery that begins now.
 func newKinds() *kinds { return &kinds{number: numbers.Add(1), at: time.Now()} }
 
-// ask runs a discovery with our own credential, within the timeout of our config, and calls publish
+// ask runs a discovery with our own credential, within the timeout of our client, and calls publish
 // if it is the latest.
 func (m *Mapper) ask(publish func()) (*kinds, error) {
 	if err := m.kinds.groups.tooMuch(time.Now()); err != nil {
@@ -176,13 +182,13 @@ func (m *Mapper) ask(publish func()) (*kinds, error) {
 	groups, err := restmapper.GetAPIGroupResourcesWithContext(ctx, partial)
 	if exceeded := limit.Exceeded(); exceeded != nil { // err may be nil, and groups not all
 		return nil, m.kinds.groups.setTooMuch(time.Now(),
-			errors.WithMessagef(exceeded, "discovering the kinds that %s serves", m.config.Host))
+			errors.WithMessagef(exceeded, "discovering the kinds that %s serves", m.target.Host()))
 	}
 	if err != nil {
-		return nil, errors.WithMessagef(err, "discovering the kinds that %s serves", m.config.Host)
+		return nil, errors.WithMessagef(err, "discovering the kinds that %s serves", m.target.Host())
 	}
 	if len(groups) == 0 {
-		return nil, errors.Errorf("discovering the kinds that %s serves: the server named none", m.config.Host)
+		return nil, errors.Errorf("discovering the kinds that %s serves: the server named none", m.target.Host())
 	}
 	trim(groups)
 	result.groups = groups
@@ -191,7 +197,7 @@ func (m *Mapper) ask(publish func()) (*kinds, error) {
 	}
 	for group, failure := range result.failed {
 		result.failed[group] = errors.WithMessagef(forOthers(failure), "discovering the kinds that %s serves in group %q",
-			m.config.Host, group)
+			m.target.Host(), group)
 	}
 	result.memory = limit.Used()
 	result.mapper = restmapper.NewDiscoveryRESTMapper(result.groups)
@@ -208,10 +214,10 @@ func (m *Mapper) ask(publish func()) (*kinds, error) {
 	}
 }
 
-// bounded returns a context with the timeout of our config.
+// bounded returns a context with the timeout of our client.
 func (m *Mapper) bounded(ctx context.Context) (context.Context, context.CancelFunc) {
-	if m.config.Timeout > 0 {
-		return context.WithTimeout(ctx, m.config.Timeout)
+	if m.client.Timeout > 0 {
+		return context.WithTimeout(ctx, m.client.Timeout)
 	}
 	return context.WithCancel(ctx)
 }
@@ -231,8 +237,8 @@ func isDenied(err error) bool { return apierrors.IsForbidden(err) || apierrors.I
 // discoveryClient returns a client for one discovery, with its limit. The discovery is not subject
 // to our rate limit, because other members may wait for it.
 func (m *Mapper) discoveryClient() (*discovery.DiscoveryClient, *untrusted.LimitedRoundTripper, error) {
-	config := rest.CopyConfig(m.config)
-	config.RateLimiter, config.QPS = nil, -1
+	config := m.target.Config()
+	config.UserAgent, config.Timeout, config.QPS = m.userAgent, m.client.Timeout, -1
 	config.ContentType, config.AcceptContentTypes = runtime.ContentTypeJSON, runtime.ContentTypeJSON
 	limit := untrusted.LimitAll(m.client.Transport,
 		untrusted.Budget{Requests: maxRequests, AtOnce: atOnce, Bytes: m.maxBytes})

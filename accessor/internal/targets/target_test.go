@@ -25,7 +25,6 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/client-go/rest"
-	"k8s.io/client-go/util/flowcontrol"
 
 	"github.com/latchkey-dev/latchkey/test/support/testutil"
 )
@@ -198,8 +197,7 @@ func (a *apiServer) target(t *testing.T) *Target {
 
 // member returns the mapper of a connection with that User-Agent.
 func member(t *Target, userAgent string) *Mapper {
-	config := t.Config()
-	return t.Mapper(config,
+	return t.Mapper("",
 		&http.Client{Transport: testutil.RoundTripperFunc(func(req *http.Request) (*http.Response, error) {
 			req = req.Clone(req.Context())
 			req.Header.Set("User-Agent", userAgent)
@@ -417,8 +415,10 @@ func TestDiscoveryIsNotThrottled(t *testing.T) {
 	g := NewWithT(t)
 	target := newAPIServer(t, "gadget").target(t)
 	mapper := member(target, "busy")
-	mapper.config.RateLimiter = flowcontrol.NewFakeNeverRateLimiter()
-	_, err := mapper.RESTMapping(gadget)
+	client, _, err := mapper.discoveryClient()
+	g.Expect(err).NotTo(HaveOccurred())
+	g.Expect(client.RESTClient().GetRateLimiter()).To(BeNil())
+	_, err = mapper.RESTMapping(gadget)
 	g.Expect(err).NotTo(HaveOccurred())
 }
 
