@@ -174,7 +174,8 @@ func (s settings) runs() ([]run, error) {
 		run{stage: "rbac", n: n, peers: ours, owned: true},
 		// Most of an idle fleet's memory would be garbage that the collector has no reason to look for.
 		run{stage: "fleet_10k", n: 10 * n, peers: ours, limit: "160MiB"},
-		run{stage: "watchers", n: 10 * n, peers: ours})
+		// The same, and what the goroutines of an outage leave behind.
+		run{stage: "watchers", n: 10 * n, peers: ours, limit: "350MiB"})
 	if s.scenario == "" {
 		return runs, nil
 	}

@@ -153,6 +153,9 @@ func (e *env) measureOwned(ctx context.Context, scenario string, each int) error
 	live := measure() // the rest is garbage, and holes between what is live
 	e.values.set(scenario, "live_heap_mib", live.heap/(1<<20))
 	e.values.set(scenario, "live_stacks_mib", live.stacks/(1<<20))
+	if err := e.profile(scenario + "_live"); err != nil {
+		return err
+	}
 
 	if err := e.outage(time.Minute); err != nil {
 		return err
