@@ -203,6 +203,7 @@ func (s *changingSet) Subscribe(handler toolscache.ResourceEventHandler, options
 		DeleteFunc: func(object any) { one.enqueue(func() { one.gone(object) }) },
 	})
 	if err != nil {
+		one.feed.Pause() // the caller keeps options.Seen
 		return nil, errors.WithStack(err)
 	}
 	synced := []<-chan struct{}{handle.HasSyncedChecker().Done()}

@@ -121,11 +121,13 @@ func (i *informer) Subscribe(handler toolscache.ResourceEventHandler, options re
 	i.mu.Lock()
 	defer i.mu.Unlock()
 	s := &subscription{Feed: replay.New(handler, i.example, options), informer: i}
-	i.subscriptions = append(i.subscriptions, s)
-	if i.running == nil {
-		return s, nil
+	if i.running != nil {
+		if err := s.attachLocked(); err != nil {
+			return nil, err
+		}
 	}
-	return s, s.attachLocked()
+	i.subscriptions = append(i.subscriptions, s)
+	return s, nil
 }
 
 // subscription is a handler that receives events from an informer.

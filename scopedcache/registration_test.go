@@ -85,8 +85,8 @@ func TestHandlersWaitWithoutGoroutines(t *testing.T) {
 	})
 }
 
-// A handler whose feed ended before it had all objects has not synced, although its informer goes on
-// and calls it for all of them.
+// A handler whose feed ended before it had all objects has not synced, although its informer goes
+// on and calls it for all of them.
 func TestHandlerThatIsSupersededHasNotSynced(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g := NewWithT(t)

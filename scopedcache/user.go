@@ -31,7 +31,7 @@ type user struct {
 	changed      func()
 	stateChanged func(before State, now ScopeState)
 
-	life context.Context // set before started is closed, then never changed
+	life context.Context // set before started opens, then never changed
 }
 
 func newUser(timeout time.Duration, changed func(), stateChanged func(State, ScopeState)) *user {

@@ -8,8 +8,8 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 )
 
-// fewObjects is how many objects are found without a map. Most handlers of an extension receive few,
-// and a map takes half a kilobyte from the first one on.
+// fewObjects is how many objects are found without a map. Most handlers of an extension receive
+// few, and a map takes half a kilobyte from the first one on.
 const fewObjects = 8
 
 // received has the objects that a handler received from one informer. The zero value has none.

@@ -80,9 +80,9 @@ type Mapper struct {
 
 var _ meta.RESTMapper = (*Mapper)(nil)
 
-// Mapper returns a mapper that discovers through client, which authenticates, and within its timeout.
-// userAgent is sent along, client-go's if it is empty. maxBytes bounds the memory of one discovery; 0
-// for the default.
+// Mapper returns a mapper that discovers through client, which authenticates, and within its
+// timeout. userAgent is sent along, client-go's if it is empty. maxBytes bounds the memory of one
+// discovery; 0 for the default.
 func (t *Target) Mapper(userAgent string, client *http.Client, maxBytes int64) *Mapper {
 	return &Mapper{
 		target:    t,
