@@ -1,12 +1,17 @@
 package clusterapi
 
 import (
+	"context"
+	"net"
+	"net/url"
+	"sync/atomic"
 	"testing"
 	"time"
 
 	. "github.com/onsi/gomega"
 	corev1 "k8s.io/api/core/v1"
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
+	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
@@ -124,6 +129,50 @@ func TestChangedKubeconfig(t *testing.T) {
 	g.Expect(before.Delete(t.Context(), configMap(name))).To(Succeed())
 	g.Eventually(s.seen("delete " + name)).WithTimeout(testenv.Patience).Should(Equal(1))
 	g.Expect(s.seen("create "+name)()).To(Equal(1), "the watch went on")
+}
+
+// A kubeconfig that names another address of the API server is followed at once: what was got
+// before fails, and the source maps the cluster to its requests, whose Reconcile adds the watch
+// again.
+func TestChangedAddress(t *testing.T) {
+	testenv.SkipIfShort(t)
+	g := NewWithT(t)
+	namespace := newNamespace(t)
+	clusters := start(t, namespace, Options{})
+	user := newUser(t, namespace)
+	key := provisioned(t, clusters, namespace, "red", user)
+	before, err := clusters.GetClient(t.Context(), key)
+	g.Expect(err).NotTo(HaveOccurred())
+	s := newStarter(t)
+	watch := func() error { return clusters.Watch(t.Context(), key, NewWatcher(watcherOptions(s))) }
+	g.Expect(watch()).To(Succeed())
+	var connects atomic.Int32
+	g.Expect(clusters.GetClusterSource("c", func(ctx context.Context, cluster client.Object) []ctrl.Request {
+		if _, err := clusters.GetClient(ctx, client.ObjectKeyFromObject(cluster)); err == nil {
+			connects.Add(1)
+		}
+		return nil
+	}).Start(s.ctx, s.queue)).To(Succeed())
+	g.Eventually(connects.Load).WithTimeout(testenv.Patience).Should(BeEquivalentTo(1))
+
+	address, err := url.Parse(cp.Config().Host)
+	g.Expect(err).NotTo(HaveOccurred())
+	address.Host = net.JoinHostPort("localhost", address.Port())
+	g.Expect(address.String()).NotTo(Equal(cp.Config().Host))
+	g.Expect(admin(t).Update(t.Context(), kubeconfigSecret(key, kubeconfigAt(t, user, address.String())))).To(Succeed())
+	g.Eventually(func(g Gomega) {
+		config, err := clusters.GetRESTConfig(t.Context(), key)
+		g.Expect(err).NotTo(HaveOccurred())
+		g.Expect(config.Host).To(Equal(address.String()))
+	}).WithTimeout(testenv.Patience).Should(Succeed())
+	g.Expect(before.Create(t.Context(), configMap(namespace))).To(MatchError(latchkey.ErrNotConnected))
+	g.Eventually(connects.Load).WithTimeout(testenv.Patience).Should(BeNumerically(">=", 2))
+	g.Expect(watch()).To(Succeed())
+	g.Expect(s.started.Load()).To(BeEquivalentTo(2))
+	now, err := clusters.GetClient(t.Context(), key)
+	g.Expect(err).NotTo(HaveOccurred())
+	g.Expect(now.Create(t.Context(), configMap(namespace))).To(Succeed())
+	g.Eventually(s.seen("create " + namespace)).WithTimeout(testenv.Patience).Should(Equal(1))
 }
 
 // A cluster without a kubeconfig counts failures as in Cluster API, so that its controllers notice.

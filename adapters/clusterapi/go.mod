@@ -3,7 +3,7 @@ module github.com/latchkey-dev/latchkey/adapters/clusterapi
 go 1.26.0
 
 require (
-	github.com/latchkey-dev/latchkey v0.0.0
+	github.com/latchkey-dev/latchkey v0.1.0
 	github.com/onsi/gomega v1.44.0
 	github.com/pkg/errors v0.9.1
 	golang.org/x/sync v0.24.0

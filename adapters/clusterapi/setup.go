@@ -42,14 +42,28 @@ func SetupWithManager(ctx context.Context, mgr manager.Manager, options Options,
 		return nil, errors.Wrap(err, "failed setting up ClusterCache with a controller manager")
 	}
 	c := &clusterCache{connections: connections}
-	if err := mgr.Add(manager.RunnableFunc(func(ctx context.Context) error {
+	if err := mgr.Add(everywhere(func(ctx context.Context) {
 		connections.SubscribeStates(ctx, c.watches.forget(connections))
-		return nil
 	})); err != nil {
 		return nil, errors.Wrap(err, "failed setting up ClusterCache with a controller manager")
 	}
 	return c, nil
 }
+
+// everywhere is a Runnable that needs no leader, as the connections of controller.Options with
+// NeedLeaderElection false do not.
+type everywhere func(context.Context)
+
+var _ manager.LeaderElectionRunnable = everywhere(nil)
+
+// Start implements manager.Runnable.
+func (f everywhere) Start(ctx context.Context) error {
+	f(ctx)
+	return nil
+}
+
+// NeedLeaderElection implements manager.LeaderElectionRunnable.
+func (everywhere) NeedLeaderElection() bool { return false }
 
 // translate returns latchkey's options that mean the same.
 func translate(options Options) latchkey.Options {

@@ -96,6 +96,12 @@ func start(t *testing.T, namespace string, options Options) ClusterCache {
 // kubeconfig returns a kubeconfig with a new certificate of a user.
 func kubeconfig(t *testing.T, user string) []byte {
 	t.Helper()
+	return kubeconfigAt(t, user, cp.Config().Host)
+}
+
+// kubeconfigAt is kubeconfig for an address of the API server.
+func kubeconfigAt(t *testing.T, user, server string) []byte {
+	t.Helper()
 	g := NewWithT(t)
 	config, err := cp.UserConfig(user)
 	g.Expect(err).NotTo(HaveOccurred())
@@ -103,7 +109,7 @@ func kubeconfig(t *testing.T, user string) []byte {
 		CurrentContext: "it",
 		Contexts:       map[string]*clientcmdapi.Context{"it": {Cluster: "it", AuthInfo: "it"}},
 		Clusters: map[string]*clientcmdapi.Cluster{
-			"it": {Server: cp.Config().Host, CertificateAuthorityData: cp.Config().CAData},
+			"it": {Server: server, CertificateAuthorityData: cp.Config().CAData},
 		},
 		AuthInfos: map[string]*clientcmdapi.AuthInfo{
 			"it": {ClientCertificateData: config.CertData, ClientKeyData: config.KeyData},

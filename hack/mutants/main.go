@@ -22,7 +22,17 @@ var machines = []string{"accessor/internal/lifecycle", "scopedcache/internal/mem
 var guarded = []string{"accessor/internal/connection", "accessor/internal/fencedconn", "accessor/internal/rooms",
 	"accessor/internal/targets",
 	"clustercache", "credential", "internal/ownwrites", "internal/replay", "internal/versions", "scopedcache",
-	"scopedcache/internal/lightinformer"}
+	"scopedcache/internal/lightinformer",
+	"adapters/clusterapi"}
+
+// tests returns the command that tests a package, which may be a module of its own.
+func tests(pkg string, flags ...string) *exec.Cmd {
+	dir, name := ".", "./"+pkg
+	if _, err := os.Stat(filepath.Join(pkg, "go.mod")); err == nil {
+		dir, name = pkg, "."
+	}
+	return exec.Command("go", slices.Concat([]string{"-C", dir, "test", "-count=1"}, flags, []string{name})...)
+}
 
 func main() {
 	only := flag.String("only", "", "run only the mutants whose names contain this text")
@@ -49,7 +59,7 @@ func run(only string) error {
 		if len(patches) == 0 {
 			continue
 		}
-		if out, err := exec.Command("go", "test", "-count=1", "./"+machine).CombinedOutput(); err != nil {
+		if out, err := tests(machine).CombinedOutput(); err != nil {
 			return errors.Errorf("the tests of %s fail without a mutant: %s", machine, out)
 		}
 		for _, patch := range patches {
@@ -82,7 +92,7 @@ var failed = regexp.MustCompile(`(?m)^--- FAIL: (\w+)`)
 var catcher = regexp.MustCompile(`(?m)^Caught by (\w+)\.$`)
 
 // try runs the tests of a package with a patch, and returns the names of the tests that failed.
-func try(machine, patch string) (caught bool, tests string, err error) {
+func try(machine, patch string) (caught bool, result string, err error) {
 	text, err := os.ReadFile(patch)
 	if err != nil {
 		return false, "", err
@@ -96,13 +106,13 @@ func try(machine, patch string) (caught bool, tests string, err error) {
 	if err != nil {
 		return false, "", err
 	}
-	arguments := []string{"test", "-count=1", "-timeout", "10m", "-overlay", overlay, "./" + machine}
+	flags := []string{"-timeout", "10m", "-overlay", overlay}
 	var out []byte
 	if named := catcher.FindSubmatch(text); named != nil {
-		out, err = exec.Command("go", append(arguments, "-run", "^"+string(named[1])+"$")...).CombinedOutput()
+		out, err = tests(machine, append(flags, "-run", "^"+string(named[1])+"$")...).CombinedOutput()
 	}
 	if err == nil {
-		out, err = exec.Command("go", arguments...).CombinedOutput()
+		out, err = tests(machine, flags...).CombinedOutput()
 	}
 	if err == nil {
 		return false, "", nil
@@ -115,12 +125,12 @@ func try(machine, patch string) (caught bool, tests string, err error) {
 		return false, "", errors.Errorf("the mutant does not run: %s", out)
 	}
 	for _, name := range names {
-		tests += " " + name[1]
+		result += " " + name[1]
 	}
-	if tests == "" {
-		tests = " a panic"
+	if result == "" {
+		result = " a panic"
 	}
-	return true, "caught by" + tests, nil
+	return true, "caught by" + result, nil
 }
 
 // patched applies a patch to a copy of the package's files. patched returns the overlay that makes
