@@ -22,6 +22,9 @@ import (
 // programs are the folders of cmd/ that a release has.
 var programs = []string{"latchkey", "kubectl-latchkey"}
 
+// modules are the folders of what has a tag of its own: users get these modules by themselves.
+var modules = []string{"adapters/clusterapi"}
+
 // allPlatforms are those of a release.
 const allPlatforms = "linux/amd64,linux/arm64,darwin/amd64,darwin/arm64"
 
@@ -65,6 +68,11 @@ func (r *release) build(ctx context.Context) error {
 		return errors.Errorf("%s/Chart.yaml has version %s and appVersion %s, want %s in both", chartDir, chart.Version,
 			chart.AppVersion, strings.TrimPrefix(r.version, "v"))
 	}
+	for _, module := range modules {
+		if err := r.checkModule(ctx, module); err != nil {
+			return err
+		}
+	}
 	if err := r.readCommit(ctx); err != nil {
 		return err
 	}
@@ -93,6 +101,21 @@ func (r *release) build(ctx context.Context) error {
 		return err
 	}
 	return r.checksums()
+}
+
+// checkModule returns an error if a module does not ask for this version of latchkey. Within the
+// repository it is replaced; for users nothing is.
+func (r *release) checkModule(ctx context.Context, module string) error {
+	const latchkey = "github.com/latchkey-dev/latchkey"
+	out, err := exec.CommandContext(ctx, "go", "-C", module, "list", "-m", "-f", "{{.Version}}", latchkey).Output()
+	if err != nil {
+		return errors.Wrapf(err, "go list -m in %s", module)
+	}
+	if version := strings.TrimSpace(string(out)); version != r.version {
+		return errors.Errorf("%s/go.mod requires %s %s, want %s: go -C %s mod edit -require=%s@%s", module, latchkey, version,
+			r.version, module, latchkey, r.version)
+	}
+	return nil
 }
 
 // readCommit reads the commit and its time.

@@ -192,4 +192,6 @@ func TestVersions(t *testing.T) {
 		g.Expect(err).To(MatchError(ContainSubstring(want)))
 		g.Expect(dir).To(BeADirectory())
 	}
+	g.Expect((&release{version: "v99.0.0"}).checkModule(t.Context(), "adapters/clusterapi")).
+		To(MatchError(ContainSubstring("mod edit -require=github.com/latchkey-dev/latchkey@v99.0.0")))
 }
