@@ -53,6 +53,7 @@ type identityAccessor struct {
 	membership  *targets.Membership
 	credentials openCredentials
 	attempt     *attempt       // the one that was created last
+	record      *recordOf      // of permissions; nil before the first connect, and if there is none
 	compared    *comparedState // as last reported; nil before
 }
 

@@ -39,6 +39,7 @@ type Options struct {
 	Tracer         *tracing.Tracer // may be nil
 	Shared         *Shared         // what the sets of a manager use together; nil if there is one set only
 	Leads          func() bool     // whether this replica has all extensions; nil unless one replica leads
+	Record         bool            // each extension has a record of permissions
 	ReplicasShare  bool            // replicas share the extensions: accessors are given up one by one
 
 	// Wake requests a Reconcile of that extension soon. Wake must not block.

@@ -29,7 +29,8 @@ type State struct {
 	TokenExpires time.Time          // zero if the token does not expire
 	Watches      []watches.WatchState
 	Scopes       []scopedcache.ScopeState
-	SharedCache  string // names the cache that has the scopes and that others use, too; empty for none
+	Permissions  *PermissionRecord // nil if none is kept
+	SharedCache  string            // names the cache that has the scopes and that others use, too; empty for none
 }
 
 // snapshot is the state of an accessor that getters read. A snapshot is immutable; a transition
@@ -85,6 +86,9 @@ func (a *identityAccessor) stateLocked() State {
 	}
 	if a.membership != nil {
 		state.Target = a.membership.Host()
+	}
+	if a.record != nil {
+		state.Permissions = a.record.uses()
 	}
 	if current := a.credentials.get(state.Credential); current != nil {
 		state.TokenExpires = current.Expires()

@@ -115,6 +115,8 @@ type Options struct {
 	// ("default" for cluster-scoped extensions) can therefore read AllowIdentity's errors and the
 	// addresses of API servers.
 	EventRecorder events.EventRecorder
+	// Permissions configures what is known of the permissions that identities use.
+	Permissions PermissionOptions
 	// Metrics enables Prometheus series in addition to the sums, on controller-runtime's registry;
 	// see docs/operations.md.
 	Metrics MetricsOptions

@@ -133,6 +133,7 @@ func (o *Options) setup(ctx context.Context, mgr manager.Manager, controllerOpti
 		Tracer:         tracer,
 		Shared:         shared,
 		Leads:          r.owner.leads(),
+		Record:         o.Permissions.Record,
 		ReplicasShare:  r.owner.shares(),
 		Wake:           r.wake,
 		Changed:        hub.Changed,

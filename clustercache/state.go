@@ -73,6 +73,9 @@ type ConnectionState struct {
 	// lasts as long as one of them is connected. SharedCache is empty if the extension has a cache of
 	// its own, which it also gets by IndexField, and while not connected.
 	SharedCache string `json:"sharedCache,omitempty"`
+	// Permissions is the record of what the identity used and was refused; nil without
+	// PermissionOptions.Record, and before the first connect.
+	Permissions *PermissionRecord `json:"permissions,omitempty"`
 }
 
 // Starting reports whether the first connect of the extension has not ended yet. What was connected
@@ -117,6 +120,7 @@ func connectionStateOf(state accessor.State) ConnectionState {
 		HealthSince:        state.HealthSince,
 		Scopes:             state.Scopes,
 		SharedCache:        state.SharedCache,
+		Permissions:        permissionRecordOf(state.Permissions),
 	}
 	for _, watch := range state.Watches {
 		public.Watches = append(public.Watches, watchStateOf(watch))

@@ -21,6 +21,10 @@ const everyFieldJSON = `{"namespace": "ns", "name": "red", "uid": "uid", "create
 	"target": "https://server", "source": "serviceaccount ns/sa", "epoch": 2, "tokenExpires": "2026-01-01T00:01:00Z",
 	"credentialSince": "2026-01-01T00:07:00Z",
 	"sharedCache": "abc",
+	"permissions": {"used": [{"verb": "get", "group": "apps", "resource": "deployments", "subresource": "scale",
+		"namespace": "ns", "anyNamespace": true, "names": ["d"], "count": 2, "first": "2026-01-01T00:08:00Z",
+		"last": "2026-01-01T00:09:00Z"}], "refused": [{"verb": "get", "nonResourceURL": "/metrics", "count": 1,
+		"last": "2026-01-01T00:10:00Z"}], "incomplete": true},
 	"lastProbe": "2026-01-01T00:02:00Z", "lastProbeSuccess": "2026-01-01T00:03:00Z", "probeFailures": 1,
 	"probeError": "down",
 	"watches": [{"name": "w", "kind": "latchkey.dev/v1alpha1, Kind=ClusterExtension", "scope": "namespace ns",
@@ -75,6 +79,22 @@ func everyField(t *testing.T) ConnectionState {
 			Objects:        5,
 		}},
 		SharedCache: "abc",
+		Permissions: &PermissionRecord{
+			Used: []PermissionUse{{
+				Verb:         "get",
+				Group:        "apps",
+				Resource:     "deployments",
+				Subresource:  "scale",
+				Namespace:    "ns",
+				AnyNamespace: true,
+				Names:        []string{"d"},
+				Count:        2,
+				First:        at(8),
+				Last:         at(9),
+			}},
+			Refused:    []PermissionUse{{Verb: "get", NonResourceURL: "/metrics", Count: 1, Last: at(10)}},
+			Incomplete: true,
+		},
 	}
 	for i := range reflect.TypeOf(state).NumField() {
 		NewWithT(t).Expect(reflect.ValueOf(state).Field(i).IsZero()).To(BeFalse(), reflect.TypeOf(state).Field(i).Name)

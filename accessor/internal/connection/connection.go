@@ -28,6 +28,7 @@ import (
 	"github.com/latchkey-dev/latchkey/internal/connstate"
 	"github.com/latchkey-dev/latchkey/internal/identity"
 	"github.com/latchkey-dev/latchkey/internal/ownwrites"
+	"github.com/latchkey-dev/latchkey/internal/permissions"
 	"github.com/latchkey-dev/latchkey/internal/replay"
 	"github.com/latchkey-dev/latchkey/scopedcache"
 )
@@ -60,6 +61,7 @@ type Connection struct {
 	streams    *http.Client      // for watches: without a timeout
 	mapper     *targets.Mapper
 	requests   *Requests                  // of the extension; nil if they are not counted
+	record     *permissions.Record        // of the extension; nil for none
 	credential atomic.Pointer[Credential] // authenticates requests; replaced with its secret
 
 	extensionUID  types.UID              // of the object that the connection was created for
@@ -93,6 +95,8 @@ type Extension struct {
 	TermReason connstate.Reason
 	// Requests of the extension, which can be refused; nil if they are never.
 	Requests *Requests
+	// Record of the permissions that requests need; nil for none.
+	Record *permissions.Record
 }
 
 // Observers are called from any goroutine, and must not block. All must be set.
@@ -118,6 +122,7 @@ func New(parent context.Context, tasks *workpool.TaskGroup, options *Options, ex
 		term:         extension.Term,
 		termReason:   extension.TermReason,
 		requests:     extension.Requests,
+		record:       extension.Record,
 		resolution:   bound.resolution,
 		observers:    observers,
 		evidence:     &rooms.Evidence{},

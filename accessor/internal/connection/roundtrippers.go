@@ -120,6 +120,9 @@ type observingRoundTripper struct {
 
 func (r observingRoundTripper) RoundTrip(req *http.Request) (*http.Response, error) {
 	resp, err := r.next.RoundTrip(req)
+	if err == nil && r.conn.record != nil {
+		r.conn.notePermission(req, resp)
+	}
 	switch {
 	case err != nil:
 	case resp.StatusCode == http.StatusUnauthorized:

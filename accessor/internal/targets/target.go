@@ -99,6 +99,12 @@ func (t *Target) Certified(certificate *tls.Certificate) *Transport {
 // Host returns the URL of the server, for messages.
 func (t *Target) Host() string { return t.key.Host }
 
+// PathOf returns the path of a request as the server sees it: without the path of the server's own
+// URL.
+func (t *Target) PathOf(req *http.Request) string {
+	return strings.TrimPrefix(req.URL.Path, strings.TrimSuffix(t.address.Path, "/"))
+}
+
 // Config returns a copy of the config that reaches the server. The config holds no credential. All
 // copies share the certificate authorities in CAData, which must not be changed.
 func (t *Target) Config() *rest.Config { return rest.CopyConfig(t.config) }

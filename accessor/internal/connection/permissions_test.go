@@ -1,0 +1,93 @@
+package connection
+
+import (
+	"errors"
+	"io"
+	"net/http"
+	"strings"
+	"testing"
+	"time"
+
+	. "github.com/onsi/gomega"
+	"k8s.io/client-go/rest"
+
+	"github.com/latchkey-dev/latchkey/accessor/internal/targets"
+	"github.com/latchkey-dev/latchkey/internal/permissions"
+)
+
+// An answer says whether a permission was used or refused, or nothing about that. Of what is
+// forbidden, only the authorizer's text is a refusal, and it names the permission. What is read to
+// find out is still in the answer.
+func TestNotePermission(t *testing.T) {
+	const denied = `{"message":"pods is forbidden: User \"u\" cannot create resource \"pods\" in API group \"\""}`
+	var set targets.Set
+	target, err := set.Join(&rest.Config{Host: "http://server/prefix"}, nil, &targets.Policy{})
+	NewWithT(t).Expect(err).NotTo(HaveOccurred())
+	t.Cleanup(target.Leave)
+	for name, tc := range map[string]struct {
+		method, path  string
+		status        int
+		body          string
+		used, refused []string
+	}{
+		"served":                      {status: 200, used: []string{"patch"}},
+		"created by an apply":         {status: 201, used: []string{"create", "patch"}},
+		"created":                     {method: "POST", path: "/api/v1/pods", status: 201, used: []string{"create"}},
+		"not found":                   {status: 404, used: []string{"patch"}},
+		"a conflict":                  {status: 409, used: []string{"patch"}},
+		"invalid":                     {status: 422, used: []string{"patch"}},
+		"an upgrade":                  {status: 101, used: []string{"patch"}},
+		"forbidden by the authorizer": {status: 403, body: denied, refused: []string{"create"}},
+		"in protobuf":                 {status: 403, body: "k8s\x00 cannot patch resource \"", refused: []string{"patch"}},
+		"forbidden by admission":      {status: 403, body: `pods \"p\" is forbidden: exceeded quota`, used: []string{"patch"}},
+		"forbidden without a text":    {status: 403},
+		"a verb of the server's own":  {status: 403, body: "you cannot rule resource x"},
+		"unauthorized":                {status: 401},
+		"throttled":                   {status: 429},
+		"an error":                    {status: 500},
+		"a redirect":                  {status: 302},
+		"no request of an API server": {method: "BREW", status: 200},
+		"discovery":                   {method: "GET", path: "/apis/apps/v1", status: 200},
+		"long":                        {status: 403, body: strings.Repeat("x", 3*maxDenial)},
+	} {
+		t.Run(name, func(t *testing.T) {
+			g := NewWithT(t)
+			c := newTestConnection(t)
+			c.target, c.record = target.Target, &permissions.Record{}
+			method, path := tc.method, tc.path
+			if method == "" {
+				method = http.MethodPatch
+			}
+			if path == "" {
+				path = "/api/v1/namespaces/n/pods/p"
+			}
+			req, err := http.NewRequestWithContext(t.Context(), method, "http://server/prefix"+path, nil)
+			g.Expect(err).NotTo(HaveOccurred())
+			resp := &http.Response{StatusCode: tc.status, Body: io.NopCloser(strings.NewReader(tc.body))}
+			c.notePermission(req, resp)
+			g.Expect(io.ReadAll(resp.Body)).To(BeEquivalentTo(tc.body))
+			used, refused, complete := c.record.Uses(time.Now())
+			g.Expect(verbsOf(used)).To(Equal(tc.used))
+			g.Expect(verbsOf(refused)).To(Equal(tc.refused))
+			g.Expect(complete).To(BeTrue())
+		})
+	}
+}
+
+func verbsOf(uses []permissions.Use) (verbs []string) {
+	for _, use := range uses {
+		verbs = append(verbs, use.Verb)
+	}
+	return verbs
+}
+
+// A body that breaks off is passed on as it is: what came, and the error.
+func TestPeekAtABrokenBody(t *testing.T) {
+	g := NewWithT(t)
+	broken := errors.New("reset")
+	resp := &http.Response{Body: during{f: func() {}, text: "pods cannot get resource \"pods\"", err: broken}}
+	g.Expect(peek(resp)).To(BeEquivalentTo("pods cannot get resource \"pods\""))
+	text, err := io.ReadAll(resp.Body)
+	g.Expect(string(text)).To(Equal("pods cannot get resource \"pods\""))
+	g.Expect(err).To(MatchError(broken))
+}

@@ -1,0 +1,92 @@
+package clustercache
+
+import (
+	"time"
+
+	"github.com/latchkey-dev/latchkey/accessor"
+	"github.com/latchkey-dev/latchkey/internal/permissions"
+)
+
+// PermissionOptions configure what is known of the permissions that identities use.
+type PermissionOptions struct {
+	// Record keeps, for each extension, a record of the permissions that its requests used, and of
+	// those that it was refused: ConnectionState.Permissions. It takes up to 4 KiB for each extension,
+	// and no request more. A request whose permission is on record takes no memory for that. Names of
+	// objects are in it, and those who may see states see them.
+	Record bool
+}
+
+// PermissionRecord has what an extension's identity used and was refused, in requests that its
+// connection sent to the API server, those of informers among them. Where extensions share an
+// informer (SharedCache), one of them has its list and watch: see Scopes for what each reads.
+// Discovery, and reviews about the identity itself, are not on record, because the default roles
+// give them to each user.
+//
+// The record lasts as long as the extension (its UID) names the same credential, and ends with the
+// process. It is bounded: of more than 16 objects of a resource in a namespace it has no names, and
+// where it gets too large it has no names, or no namespaces, of what takes the most memory.
+type PermissionRecord struct {
+	// Used are the permissions that requests used, sorted by group, resource, namespace and verb. A
+	// request that failed for another reason, for example a conflict or a quota, used them, too.
+	Used []PermissionUse `json:"used,omitempty"`
+	// Refused are those that the API server's authorizer denied less than an hour ago, and has not
+	// granted since. An apply that would create an object may be refused the verb create.
+	Refused []PermissionUse `json:"refused,omitempty"`
+	// Incomplete says that the record had no room for some permissions.
+	Incomplete bool `json:"incomplete,omitempty"`
+}
+
+// PermissionUse is a permission in the words of RBAC, and how it was used or refused.
+type PermissionUse struct {
+	// Verb, Group (empty for the core group), Resource and Subresource are those of a rule of a Role.
+	Verb        string `json:"verb"`
+	Group       string `json:"group,omitempty"`
+	Resource    string `json:"resource,omitempty"`
+	Subresource string `json:"subresource,omitempty"`
+	// NonResourceURL is set instead of a resource for requests about none.
+	NonResourceURL string `json:"nonResourceURL,omitempty"`
+	// Namespace is that of the objects. It is empty for resources without namespaces, and for
+	// requests about all namespaces: these need a ClusterRoleBinding. AnyNamespace says that the
+	// requests were about several namespaces, one at a time, which are not on record.
+	Namespace    string `json:"namespace,omitempty"`
+	AnyNamespace bool   `json:"anyNamespace,omitempty"`
+	// Names are those of the objects, sorted. It is nil if a request named none, as those that list
+	// and create do, or if there were too many.
+	Names []string `json:"names,omitempty"`
+	// Count is the number of requests, First the time of the first (zero if refused), and Last that
+	// of the latest, in full seconds.
+	Count int64     `json:"count"`
+	First time.Time `json:"first,omitzero"`
+	Last  time.Time `json:"last"`
+}
+
+// permissionRecordOf returns the public form of a record.
+func permissionRecordOf(record *accessor.PermissionRecord) *PermissionRecord {
+	if record == nil {
+		return nil
+	}
+	return &PermissionRecord{
+		Used:       permissionUsesOf(record.Used),
+		Refused:    permissionUsesOf(record.Refused),
+		Incomplete: !record.Complete,
+	}
+}
+
+func permissionUsesOf(uses []permissions.Use) (public []PermissionUse) {
+	for _, use := range uses {
+		public = append(public, PermissionUse{
+			Verb:           use.Verb,
+			Group:          use.Group,
+			Resource:       use.Resource,
+			Subresource:    use.Subresource,
+			NonResourceURL: use.Path,
+			Namespace:      use.Namespace,
+			AnyNamespace:   use.AnyNamespace,
+			Names:          use.Names,
+			Count:          use.Count,
+			First:          use.First,
+			Last:           use.Last,
+		})
+	}
+	return public
+}
