@@ -51,7 +51,6 @@ func (a *identityAccessor) newAttemptLocked(e lifecycle.CreateAttempt) *attempt 
 			Term:       a.term,
 			TermReason: a.set.lifecycle.LeaseReason(),
 			Requests:   a.requests,
-			Record:     a.recordLocked(e),
 		},
 		credential: a.credentials.get(e.Credential),
 		membership: a.membership,

@@ -5,41 +5,46 @@ import (
 
 	"k8s.io/apimachinery/pkg/types"
 
-	"github.com/latchkey-dev/latchkey/accessor/internal/lifecycle"
-	"github.com/latchkey-dev/latchkey/internal/identity"
 	"github.com/latchkey-dev/latchkey/internal/permissions"
 )
 
 // PermissionRecord is what an identity used, and was refused; see clustercache.PermissionRecord.
 type PermissionRecord struct {
+	Username      string
 	Used, Refused []permissions.Use
 	Complete      bool
 }
 
-// recordOf is the record of one extension with one credential. Another credential may be that of
-// another user.
+// recordOf is the record of one user of one API server, as which an extension was connected.
 type recordOf struct {
 	permissions.Record
-	extension  types.UID
-	credential identity.Reference
+	of recordKey
 }
 
-// uses returns what is on record.
+type recordKey struct {
+	extension                      types.UID
+	server, username, impersonator string
+}
+
+// uses returns what is on record, nil without a record.
 func (r *recordOf) uses() *PermissionRecord {
-	used, refused, complete := r.Uses(time.Now())
-	return &PermissionRecord{Used: used, Refused: refused, Complete: complete}
-}
-
-// recordLocked returns the record for the connection that an attempt may create: the same one after
-// a reconnect. It returns nil if none is kept. The caller holds mu.
-func (a *identityAccessor) recordLocked(e lifecycle.CreateAttempt) *permissions.Record {
-	credential := a.credentials.get(e.Credential)
-	if !a.set.options.Record || e.Kind != lifecycle.Connect || credential == nil {
+	if r == nil {
 		return nil
 	}
-	extension, reference := a.object.GetUID(), credential.Reference()
-	if a.record == nil || a.record.extension != extension || a.record.credential != reference {
-		a.record = &recordOf{extension: extension, credential: reference}
+	used, refused, complete := r.Uses(time.Now())
+	return &PermissionRecord{Username: r.of.username, Used: used, Refused: refused, Complete: complete}
+}
+
+// recordLocked returns the record for the connection that begins: the same one after a reconnect as
+// the same user. It returns nil if none is kept. The caller holds mu.
+func (a *identityAccessor) recordLocked() *permissions.Record {
+	if !a.set.options.Record {
+		return nil
+	}
+	identity := a.conn.Identity()
+	key := recordKey{a.object.GetUID(), a.membership.Host(), identity.Username, identity.ImpersonatorUsername}
+	if a.record == nil || a.record.of != key {
+		a.record = &recordOf{of: key}
 	}
 	return &a.record.Record
 }

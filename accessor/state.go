@@ -66,8 +66,9 @@ func (s *snapshot) clients() (*connection.Clients, error) {
 // state returns a snapshot of the connection.
 func (a *identityAccessor) state() State {
 	a.mu.Lock()
-	state, published := a.stateLocked(), a.published.Load()
+	state, published, record := a.stateLocked(), a.published.Load(), a.record
 	a.mu.Unlock()
+	state.Permissions = record.uses()
 	state.Watches = a.watches.States()
 	if conn := published.conn; conn != nil {
 		state.Identity = conn.Identity()
@@ -86,9 +87,6 @@ func (a *identityAccessor) stateLocked() State {
 	}
 	if a.membership != nil {
 		state.Target = a.membership.Host()
-	}
-	if a.record != nil {
-		state.Permissions = a.record.uses()
 	}
 	if current := a.credentials.get(state.Credential); current != nil {
 		state.TokenExpires = current.Expires()

@@ -105,10 +105,10 @@ type ClusterCache interface {
 	//
 	// Pass the whole object, with the Go type of Options.Object. Functions of Options.Credentials
 	// receive that very object. For reads the object during the call only. Each call of the result
-	// checks again, and a client that it returned ends with its connection. For an object of another
-	// kind or Go type, or without a UID, the calls return an error that is not ErrNotConnected. While
-	// connected, an object for which a function of Options.Credentials fails or panics stays stale:
-	// the text of Err says why.
+	// checks again, and a client that it returned ends with its connection. For an object of
+	// another kind or Go type, or without a UID, the calls return an error that is not
+	// ErrNotConnected. While connected, an object for which a function of Options.Credentials fails
+	// or panics stays stale: the text of Err says why.
 	//
 	// With FromRESTConfigMapper, changes of labels and annotations are not noticed. If a Reference
 	// function or the function of Choose reads labels or annotations, do not filter your own watch
@@ -132,12 +132,12 @@ type ClusterCache interface {
 	// once. A key whose extension is unknown to GetConnectionState is that of an extension that was
 	// deleted or filtered out.
 	//
-	// Every change counts, but the times of probes and the numbers of objects: connects and
-	// disconnects, retries, reasons, newer tokens, watches, scopes and their states, and the
-	// results of probes. Changes of an extension are merged until f is called. Calls are one at a
-	// time, in the goroutine of the caller, and a slow f delays nothing but its own next call. What
-	// only a served request or another extension's probe shows follows within a quarter of
-	// HealthProbe.Interval.
+	// Every change counts, but the times of probes, the numbers of objects, and Permissions:
+	// connects and disconnects, retries, reasons, newer tokens, watches, scopes and their states,
+	// and the results of probes. Changes of an extension are merged until f is called. Calls are
+	// one at a time, in the goroutine of the caller, and a slow f delays nothing but its own next
+	// call. What only a served request or another extension's probe shows follows within a quarter
+	// of HealthProbe.Interval.
 	SubscribeStates(ctx context.Context, f func(extensions []client.ObjectKey))
 
 	// GetExtensionSource returns a source for a controller. mapFunc maps an extension to requests.
@@ -150,10 +150,10 @@ type ClusterCache interface {
 	//     it lost or gained the permission or the kind.
 	//
 	// When the source starts, it delivers one event per known extension, whose requests have the
-	// priority handler.LowPriority where the controller's queue has priorities. Undelivered events of
-	// one extension are merged into one. After a deletion mapFunc receives the object last seen. The
-	// source delivers no event when a connect begins. Until the connect ends, the extension is not
-	// connected, for the reason of the last event.
+	// priority handler.LowPriority where the controller's queue has priorities. Undelivered events
+	// of one extension are merged into one. After a deletion mapFunc receives the object last seen.
+	// The source delivers no event when a connect begins. Until the connect ends, the extension is
+	// not connected, for the reason of the last event.
 	//
 	// The source calls mapFunc once at a time, with a copy of the object. Delivery waits for
 	// mapFunc only. controllerName is for logs. WatchForProbeFailure adds events about probes that

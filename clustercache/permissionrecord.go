@@ -10,27 +10,34 @@ import (
 // PermissionOptions configure what is known of the permissions that identities use.
 type PermissionOptions struct {
 	// Record keeps, for each extension, a record of the permissions that its requests used, and of
-	// those that it was refused: ConnectionState.Permissions. It takes up to 4 KiB for each extension,
-	// and no request more. A request whose permission is on record takes no memory for that. Names of
-	// objects are in it, and those who may see states see them.
+	// those that it was refused: ConnectionState.Permissions. It takes up to 4 KiB for each
+	// extension, and no request more. A request whose permission is on record takes no memory for
+	// that. Names of objects are in it, and those who may see states see them.
 	Record bool
 }
 
 // PermissionRecord has what an extension's identity used and was refused, in requests that its
-// connection sent to the API server, those of informers among them. Where extensions share an
-// informer (SharedCache), one of them has its list and watch: see Scopes for what each reads.
-// Discovery, and reviews about the identity itself, are not on record, because the default roles
-// give them to each user.
+// connection sent to the API server and that it answered, those of informers among them. Where
+// extensions share an informer (SharedCache), one of them has its list and watch: see Scopes for
+// what each reads. Discovery, and reviews about the identity itself, are on record only if they
+// were refused, because the default roles give them to each user. An answer that may have come
+// before the authorizer was asked is not on record: none at all, 401, 429 and 5xx.
 //
-// The record lasts as long as the extension (its UID) names the same credential, and ends with the
-// process. It is bounded: of more than 16 objects of a resource in a namespace it has no names, and
-// where it gets too large it has no names, or no namespaces, of what takes the most memory.
+// The record lasts as long as the extension (its UID) is connected as the same user of the same API
+// server, reconnects included, and ends with the process, or when another replica takes over. It is
+// bounded: of more than 16 objects of a resource in a namespace it has no names, and where it gets
+// too large it has no names, or no namespaces, of what takes the most memory. It has room for about
+// a dozen resources with seven verbs each, or 24 with one; subresources count as resources.
 type PermissionRecord struct {
+	// Username is whose permissions these are. It may be another one than that of Identity, until
+	// the extension has connected as that.
+	Username string `json:"username"`
 	// Used are the permissions that requests used, sorted by group, resource, namespace and verb. A
 	// request that failed for another reason, for example a conflict or a quota, used them, too.
 	Used []PermissionUse `json:"used,omitempty"`
 	// Refused are those that the API server's authorizer denied less than an hour ago, and has not
-	// granted since. An apply that would create an object may be refused the verb create.
+	// granted since. Of objects without a name on record a grant is not known, so these stay for
+	// the hour. An apply that would create an object may be refused the verb create.
 	Refused []PermissionUse `json:"refused,omitempty"`
 	// Incomplete says that the record had no room for some permissions.
 	Incomplete bool `json:"incomplete,omitempty"`
@@ -38,7 +45,8 @@ type PermissionRecord struct {
 
 // PermissionUse is a permission in the words of RBAC, and how it was used or refused.
 type PermissionUse struct {
-	// Verb, Group (empty for the core group), Resource and Subresource are those of a rule of a Role.
+	// Verb, Group (empty for the core group), Resource and Subresource are those of a rule of a
+	// Role.
 	Verb        string `json:"verb"`
 	Group       string `json:"group,omitempty"`
 	Resource    string `json:"resource,omitempty"`
@@ -50,11 +58,12 @@ type PermissionUse struct {
 	// requests were about several namespaces, one at a time, which are not on record.
 	Namespace    string `json:"namespace,omitempty"`
 	AnyNamespace bool   `json:"anyNamespace,omitempty"`
-	// Names are those of the objects, sorted. It is nil if a request named none, as those that list
-	// and create do, or if there were too many.
-	Names []string `json:"names,omitempty"`
+	// Names are those of the objects, sorted. It is empty if a request named none, as those that
+	// list and create do, and with AnyName: of these objects there were too many.
+	Names   []string `json:"names,omitempty"`
+	AnyName bool     `json:"anyName,omitempty"`
 	// Count is the number of requests, First the time of the first (zero if refused), and Last that
-	// of the latest, in full seconds.
+	// of the latest, in full seconds. The refusals count that came within an hour of each other.
 	Count int64     `json:"count"`
 	First time.Time `json:"first,omitzero"`
 	Last  time.Time `json:"last"`
@@ -66,6 +75,7 @@ func permissionRecordOf(record *accessor.PermissionRecord) *PermissionRecord {
 		return nil
 	}
 	return &PermissionRecord{
+		Username:   record.Username,
 		Used:       permissionUsesOf(record.Used),
 		Refused:    permissionUsesOf(record.Refused),
 		Incomplete: !record.Complete,
@@ -82,6 +92,7 @@ func permissionUsesOf(uses []permissions.Use) (public []PermissionUse) {
 			NonResourceURL: use.Path,
 			Namespace:      use.Namespace,
 			AnyNamespace:   use.AnyNamespace,
+			AnyName:        use.AnyName,
 			Names:          use.Names,
 			Count:          use.Count,
 			First:          use.First,

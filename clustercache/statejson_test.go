@@ -21,8 +21,9 @@ const everyFieldJSON = `{"namespace": "ns", "name": "red", "uid": "uid", "create
 	"target": "https://server", "source": "serviceaccount ns/sa", "epoch": 2, "tokenExpires": "2026-01-01T00:01:00Z",
 	"credentialSince": "2026-01-01T00:07:00Z",
 	"sharedCache": "abc",
-	"permissions": {"used": [{"verb": "get", "group": "apps", "resource": "deployments", "subresource": "scale",
-		"namespace": "ns", "anyNamespace": true, "names": ["d"], "count": 2, "first": "2026-01-01T00:08:00Z",
+	"permissions": {"username": "u",
+		"used": [{"verb": "get", "group": "apps", "resource": "deployments", "subresource": "scale",
+		"namespace": "ns", "anyNamespace": true, "anyName": true, "names": ["d"], "count": 2, "first": "2026-01-01T00:08:00Z",
 		"last": "2026-01-01T00:09:00Z"}], "refused": [{"verb": "get", "nonResourceURL": "/metrics", "count": 1,
 		"last": "2026-01-01T00:10:00Z"}], "incomplete": true},
 	"lastProbe": "2026-01-01T00:02:00Z", "lastProbeSuccess": "2026-01-01T00:03:00Z", "probeFailures": 1,
@@ -80,6 +81,7 @@ func everyField(t *testing.T) ConnectionState {
 		}},
 		SharedCache: "abc",
 		Permissions: &PermissionRecord{
+			Username: "u",
 			Used: []PermissionUse{{
 				Verb:         "get",
 				Group:        "apps",
@@ -87,6 +89,7 @@ func everyField(t *testing.T) ConnectionState {
 				Subresource:  "scale",
 				Namespace:    "ns",
 				AnyNamespace: true,
+				AnyName:      true,
 				Names:        []string{"d"},
 				Count:        2,
 				First:        at(8),

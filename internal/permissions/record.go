@@ -2,11 +2,14 @@ package permissions
 
 import (
 	"cmp"
+	"math"
 	"slices"
 	"strings"
 	"sync"
 	"time"
 	"unsafe"
+
+	"github.com/latchkey-dev/latchkey/internal/untrusted"
 )
 
 const (
@@ -79,7 +82,7 @@ var knownVerbs = []string{"get", "list", "watch", "create", "update", "patch", "
 // Note records that the API server served a request, or refused it for lack of the permission.
 func (r *Record) Note(p Permission, refused bool, at time.Time) {
 	v := slices.Index(knownVerbs, p.Verb)
-	if r == nil || v < 0 || isEverybodys(p) {
+	if r == nil || v < 0 || !refused && isEverybodys(p) {
 		return
 	}
 	r.mu.Lock()
@@ -102,13 +105,12 @@ func (r *Record) Note(p Permission, refused bool, at time.Time) {
 // discover, and to ask about oneself.
 func isEverybodys(p Permission) bool {
 	if p.Path != "" || p.Resource == "" {
-		path := strings.Trim(p.Path, "/")
-		for _, public := range []string{"api", "apis", "openapi", "version", "healthz", "livez", "readyz"} {
-			if path == public || strings.HasPrefix(path, public) && path[len(public)] == '/' {
-				return true
-			}
+		switch p.Path {
+		case "/api", "/apis", "/openapi", "/version", "/version/", "/healthz", "/livez", "/readyz":
+			return p.Verb == "get"
 		}
-		return path == ""
+		return p.Verb == "get" && (strings.HasPrefix(p.Path, "/api/") || strings.HasPrefix(p.Path, "/apis/") ||
+			strings.HasPrefix(p.Path, "/openapi/"))
 	}
 	return p.Verb == "create" && strings.HasPrefix(p.Resource, "selfsubject") &&
 		(p.Group == "authorization.k8s.io" || p.Group == "authentication.k8s.io")
@@ -140,6 +142,9 @@ func (s *resource) matches(k key) bool {
 // if there is not enough memory. The caller holds mu.
 func (r *Record) add(p Permission) *resource {
 	added := resource{key: keyOf(p)}
+	if !added.isPresentable() || added.size() > MaxBytes/4 {
+		return nil // others would have to make room
+	}
 	for {
 		found, needed := r.find(p), int(unsafe.Sizeof(use{}))
 		if found == nil {
@@ -156,8 +161,26 @@ func (r *Record) add(p Permission) *resource {
 		}
 	}
 	added.key = added.own()
-	r.resources = append(slices.Clip(r.resources), added)
+	r.resources = grown(r.resources, added)
 	return &r.resources[len(r.resources)-1]
+}
+
+// grown is append without room for more, which would be half of the record.
+func grown[T any](all []T, one T) []T {
+	more := make([]T, len(all), len(all)+1)
+	copy(more, all)
+	return append(more, one)
+}
+
+// isPresentable reports whether the key may be shown to people. What a request names may be
+// anything.
+func (k key) isPresentable() bool {
+	for _, text := range []string{k.group, k.resource, k.subresource, k.namespace} {
+		if !untrusted.IsPresentable(text) {
+			return false
+		}
+	}
+	return true
 }
 
 // has reports whether a verb is on record.
@@ -173,7 +196,10 @@ func (s *resource) note(v verb, name string, refused bool, at uint32) {
 		bit = s.bit(name)
 	}
 	if refused {
-		u.refused++
+		if u.refusal+uint32(refusalLasts/time.Second) <= at { // those before do not count any more
+			u.refused, u.refusedNames, u.refusedAll = 0, 0, false
+		}
+		u.refused = increased(u.refused, 1)
 		u.refusal = at
 		u.refusedNames |= bit
 		u.refusedAll = u.refusedAll || bit == 0
@@ -182,14 +208,25 @@ func (s *resource) note(v verb, name string, refused bool, at uint32) {
 	if u.first == 0 {
 		u.first = at
 	}
-	u.served++
+	u.served = increased(u.served, 1)
 	u.latest = max(u.latest, at)
 	u.servedNames |= bit
 	u.servedAll = u.servedAll || bit == 0
 	u.refusedNames &^= bit
 	if name == "" && !s.anyNamespace { // another object or namespace may still be refused
-		u.refusedAll = false
+		u.refusedNames, u.refusedAll = 0, false
 	}
+	if u.refusedNames == 0 && !u.refusedAll {
+		u.refused = 0
+	}
+}
+
+// increased is a sum that does not begin again.
+func increased(n, by uint32) uint32 {
+	if n > math.MaxUint32-by {
+		return math.MaxUint32
+	}
+	return n + by
 }
 
 // use returns what was done with a verb. The result is valid until the next call.
@@ -199,20 +236,20 @@ func (s *resource) use(v verb) *use {
 			return &s.uses[n]
 		}
 	}
-	s.uses = append(slices.Clip(s.uses), use{verb: v})
+	s.uses = grown(s.uses, use{verb: v})
 	return &s.uses[len(s.uses)-1]
 }
 
-// bit returns the bit of a name, and 0 if there are too many names.
+// bit returns the bit of a name, and 0 if there are too many names, or one that may not be shown.
 func (s *resource) bit(name string) uint16 {
 	at := slices.Index(s.names, name)
 	if at < 0 {
-		if len(s.names) == maxNames {
+		if len(s.names) == maxNames || !untrusted.IsPresentable(name) {
 			s.forgetNames()
 			return 0
 		}
 		at = len(s.names)
-		s.names = append(slices.Clip(s.names), strings.Clone(name))
+		s.names = grown(s.names, strings.Clone(name))
 	}
 	return 1 << at
 }
@@ -293,8 +330,7 @@ func (u *use) merge(other use) {
 		u.first = min(u.first, other.first)
 	}
 	u.latest, u.refusal = max(u.latest, other.latest), max(u.refusal, other.refusal)
-	u.served += other.served
-	u.refused += other.refused
+	u.served, u.refused = increased(u.served, other.served), increased(u.refused, other.refused)
 	u.servedAll = u.servedAll || other.servedAll
 	u.refusedAll = u.refusedAll || other.refusedAll
 }
@@ -323,7 +359,8 @@ func (s *resource) sizeOfNames() (bytes int) {
 type Use struct {
 	Permission            // without Name
 	AnyNamespace bool     // in several namespaces, which are not on record
-	Names        []string // sorted; nil for requests without a name, and for more names than are on record
+	AnyName      bool     // of objects whose names are not on record, among others
+	Names        []string // sorted; nil for requests without a name, and with AnyName
 	Count        int64
 	First        time.Time // zero for refusals
 	Last         time.Time
@@ -341,7 +378,7 @@ func (r *Record) Uses(now time.Time) (used, refused []Use, complete bool) {
 		s := &r.resources[n]
 		for m := range s.uses {
 			u := &s.uses[m]
-			one := Use{Permission: s.permission(knownVerbs[u.verb]), AnyNamespace: s.anyNamespace}
+			one := Use{Permission: s.permission(knownVerbs[u.verb]), AnyNamespace: s.anyNamespace, AnyName: s.anyName}
 			if u.servedAll || u.servedNames != 0 {
 				one.Names = s.namesOf(u.servedNames, u.servedAll)
 				one.Count, one.First, one.Last = int64(u.served), time.Unix(int64(u.first), 0), time.Unix(int64(u.latest), 0)

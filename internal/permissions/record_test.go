@@ -2,7 +2,9 @@ package permissions
 
 import (
 	"fmt"
+	"maps"
 	"math/rand/v2"
+	"runtime"
 	"slices"
 	"strings"
 	"testing"
@@ -64,7 +66,7 @@ func TestRecord(t *testing.T) {
 func TestEverybodys(t *testing.T) {
 	g := NewWithT(t)
 	r := &Record{}
-	for _, path := range []string{"/api", "/api/v1", "/apis/apps/v1", "/version", "/openapi/v3", "/livez", "/", "",
+	for _, path := range []string{"/api", "/api/v1", "/apis/apps/v1", "/version", "/openapi/v3", "/livez",
 		"/apis/authorization.k8s.io/v1/selfsubjectaccessreviews", "/apis/authentication.k8s.io/v1/selfsubjectreviews"} {
 		method := "GET"
 		if strings.Contains(path, "selfsubject") {
@@ -76,12 +78,17 @@ func TestEverybodys(t *testing.T) {
 	}
 	used, _, _ := r.Uses(start)
 	g.Expect(used).To(BeEmpty())
-	for _, path := range []string{"/versions", "/metrics", "/apis/authorization.k8s.io/v1/subjectaccessreviews"} {
-		p, _ := Of("POST", path, "")
+	others := []string{"/versions", "/livez/etcd", "/", "/metrics", "/apis/authorization.k8s.io/v1/subjectaccessreviews"}
+	for _, path := range others {
+		p, _ := Of("GET", path, "")
 		r.Note(p, false, start)
 	}
 	used, _, _ = r.Uses(start)
-	g.Expect(used).To(HaveLen(3))
+	g.Expect(used).To(HaveLen(len(others)))
+	denied, _ := Of("GET", "/apis/apps/v1", "")
+	r.Note(denied, true, start)
+	_, refused, _ := r.Uses(start)
+	g.Expect(refused).To(HaveLen(1), "where an administrator has taken the default roles away")
 }
 
 // With more names than a record has, the use is one of any name, and so is a refusal.
@@ -103,55 +110,124 @@ func TestManyNames(t *testing.T) {
 }
 
 // Whatever requests name, a record takes no more than its bound. What it forgets becomes wider, and
-// never narrower: each use is covered, or the record says that it is incomplete.
+// never narrower: each use and each refusal is covered, or the record says that it is incomplete.
 func TestBound(t *testing.T) {
-	for seed := range uint64(40) {
-		t.Run(fmt.Sprint(seed), func(t *testing.T) {
-			g := NewWithT(t)
-			random := rand.New(rand.NewPCG(seed, 1))
-			r := &Record{}
-			long := strings.Repeat("x", 1+random.IntN(300))
-			resources, namespaces, names := 1+random.IntN(40), 1+random.IntN(20), 1+random.IntN(30)
-			served, refused := map[Permission]bool{}, map[Permission]bool{}
-			for range 1500 {
-				p := Permission{
-					Verb:      knownVerbs[random.IntN(6)],
-					Group:     "g",
-					Resource:  fmt.Sprint("r", random.IntN(resources)),
-					Namespace: fmt.Sprint(random.IntN(namespaces)),
-				}
-				switch random.IntN(4) {
-				case 0:
-					p.Namespace = ""
-				case 1:
-					p.Subresource = "status"
-				case 2:
-					p.Namespace += long
-				}
-				if p.Verb != "list" && p.Verb != "create" {
-					p.Name = fmt.Sprint("n", random.IntN(names))
-				}
-				if random.IntN(3) == 0 {
-					refused[p] = true
-				} else {
-					served[p] = true
-					delete(refused, p)
-				}
-				r.Note(p, refused[p], start)
-				if r.size() > MaxBytes {
-					t.Fatalf("%d bytes", r.size())
-				}
+	complete, named := 0, 0
+	for seed := range uint64(250) {
+		random := rand.New(rand.NewPCG(seed, 7))
+		r := &Record{}
+		resources, namespaces, names := 1+random.IntN(4), 1+random.IntN(30), 1+random.IntN(30)
+		if seed%5 == 0 {
+			resources *= 10
+		}
+		long := strings.Repeat("x", random.IntN(60))
+		served, refused := map[Permission]bool{}, map[Permission]bool{}
+		for range 400 {
+			p := Permission{
+				Verb:      knownVerbs[random.IntN(6)],
+				Resource:  fmt.Sprint("r", random.IntN(resources)),
+				Namespace: fmt.Sprint(random.IntN(namespaces)) + long,
 			}
-			used, denied, complete := r.Uses(start)
-			if complete {
-				for p := range served {
-					if !slices.ContainsFunc(used, covers(p)) {
-						t.Fatalf("%+v is not on record", p)
-					}
-				}
+			if random.IntN(8) == 0 {
+				p.Namespace = ""
 			}
-			g.Expect(len(denied)).To(BeNumerically("<=", len(used)+len(refused)))
-		})
+			if random.IntN(4) > 0 {
+				p.Name = fmt.Sprint("n", random.IntN(names))
+			}
+			if random.IntN(3) == 0 {
+				refused[p] = true
+				r.Note(p, true, start)
+			} else {
+				served[p] = true
+				delete(refused, p)
+				maps.DeleteFunc(refused, func(other Permission, _ bool) bool {
+					other.Name = ""
+					return other == p // what is permitted for all is permitted for each
+				})
+				r.Note(p, false, start)
+			}
+			if r.size() > MaxBytes {
+				t.Fatalf("seed %d: %d bytes", seed, r.size())
+			}
+		}
+		used, denied, all := r.Uses(start)
+		if !all {
+			continue
+		}
+		complete++
+		for p := range served {
+			if !slices.ContainsFunc(used, covers(p)) {
+				t.Fatalf("seed %d: %+v is not on record", seed, p)
+			}
+		}
+		for p := range refused {
+			if !slices.ContainsFunc(denied, covers(p)) {
+				t.Fatalf("seed %d: the refusal of %+v is not on record", seed, p)
+			}
+		}
+		if slices.ContainsFunc(used, func(u Use) bool { return u.Names != nil }) {
+			named++
+		}
+	}
+	g := NewWithT(t)
+	g.Expect(complete).To(BeNumerically(">", 100))
+	g.Expect(complete).To(BeNumerically("<", 250))
+	g.Expect(named).To(BeNumerically(">", 10))
+}
+
+// A record takes as much memory as it says.
+func TestMemory(t *testing.T) {
+	g := NewWithT(t)
+	records := make([]*Record, 200)
+	heap := func() int64 {
+		var stats runtime.MemStats
+		runtime.GC()
+		runtime.ReadMemStats(&stats)
+		return int64(stats.HeapAlloc)
+	}
+	before := heap()
+	for n := range records {
+		records[n] = &Record{}
+		for k := range 12 {
+			for _, verb := range knownVerbs[:6] {
+				p := Permission{Verb: verb, Group: "apps", Resource: fmt.Sprint("kind", k), Namespace: "n", Name: fmt.Sprint(k)}
+				records[n].Note(p, false, start)
+			}
+		}
+	}
+	each := (heap() - before) / int64(len(records))
+	g.Expect(each).To(BeNumerically("<", MaxBytes*6/5), "size classes of the allocator included")
+	g.Expect(records[0].size()).To(BeNumerically(">", MaxBytes*3/4))
+	runtime.KeepAlive(records)
+}
+
+// A refusal of long ago does not come back with another one, and those that were granted are not
+// counted. What is not to be shown to people is not on record.
+func TestOldRefusals(t *testing.T) {
+	g := NewWithT(t)
+	r := &Record{}
+	r.Note(get("n", "c"), true, start)
+	r.Note(get("n", "d"), true, start.Add(2*time.Hour))
+	_, refused, _ := r.Uses(start.Add(2 * time.Hour))
+	g.Expect(refused).To(HaveLen(1))
+	g.Expect(refused[0].Names).To(Equal([]string{"d"}))
+	g.Expect(refused[0].Count).To(BeEquivalentTo(1))
+	r.Note(get("n", "d"), false, start.Add(2*time.Hour))
+	r.Note(get("n", "e"), true, start.Add(2*time.Hour))
+	_, refused, _ = r.Uses(start.Add(2 * time.Hour))
+	g.Expect(refused[0].Names).To(Equal([]string{"e"}))
+	g.Expect(refused[0].Count).To(BeEquivalentTo(1))
+
+	r.Note(get("n", "a\u202eb"), false, start)
+	used, _, complete := r.Uses(start)
+	g.Expect(used).To(HaveLen(1))
+	g.Expect(used[0].AnyName).To(BeTrue())
+	g.Expect(complete).To(BeTrue())
+	for _, p := range []Permission{get("n\u202em", ""), get(strings.Repeat("n", MaxBytes/2), "")} {
+		r.Note(p, false, start)
+		used, _, complete = r.Uses(start)
+		g.Expect(used).To(HaveLen(1))
+		g.Expect(complete).To(BeFalse())
 	}
 }
 

@@ -100,16 +100,18 @@ func TestPermissionRecord(t *testing.T) {
 	g.Expect(used).To(ContainElements(permission("create", "", "configmaps", "", ns, ""),
 		permission("watch", "", "configmaps", "", ns, ""), permission("deletecollection", "", "configmaps", "", ns, "")))
 	g.Expect(refused).To(ContainElement(permission("create", "apps", "deployments", "", ns, "")))
-	// The audit log has the apply that may not create as a patch.
+	// The audit log has the apply that may not create as a patch, which it was permitted.
 	apply := permission("patch", "", "services", "", ns, "s")
 	refused = slices.DeleteFunc(refused, func(p string) bool { return p == apply })
-	refused = append(refused, permission("create", "", "services", "", ns, "s"))
+	refused, used = append(refused, permission("create", "", "services", "", ns, "s")), append(used, apply)
 	record := o.state(busy).Permissions
 	g.Expect(permissionsOf(record.Refused)).To(ConsistOf(refused))
 	g.Expect(permissionsOf(record.Used)).To(ConsistOf(used))
 	g.Expect(record.Incomplete).To(BeFalse())
 
-	g.Expect(o.state(ns + "-idle").Permissions).To(Equal(&clustercache.PermissionRecord{}))
+	user := "system:serviceaccount:" + ns + ":"
+	g.Expect(record.Username).To(Equal(user + busy))
+	g.Expect(o.state(ns + "-idle").Permissions).To(Equal(&clustercache.PermissionRecord{Username: user + ns + "-idle"}))
 
 	// Another credential of the same name does not begin anew; the extension's next life does.
 	before := o.state(busy)
@@ -124,7 +126,7 @@ func TestPermissionRecord(t *testing.T) {
 	g.Expect(admin.Delete(t.Context(), extension(ns, busy))).To(Succeed())
 	create(t, extension(ns, busy))
 	g.Eventually(func() *clustercache.PermissionRecord { return o.state(busy).Permissions }).
-		WithTimeout(testenv.Patience).Should(Equal(&clustercache.PermissionRecord{}))
+		WithTimeout(testenv.Patience).Should(Equal(&clustercache.PermissionRecord{Username: record.Username}))
 }
 
 // audited returns the permissions that requests of a ServiceAccount used, and was refused, by the

@@ -61,7 +61,7 @@ type Connection struct {
 	streams    *http.Client      // for watches: without a timeout
 	mapper     *targets.Mapper
 	requests   *Requests                  // of the extension; nil if they are not counted
-	record     *permissions.Record        // of the extension; nil for none
+	record     *permissions.Record        // of the identity; set before publishing; nil for none
 	credential atomic.Pointer[Credential] // authenticates requests; replaced with its secret
 
 	extensionUID  types.UID              // of the object that the connection was created for
@@ -95,8 +95,6 @@ type Extension struct {
 	TermReason connstate.Reason
 	// Requests of the extension, which can be refused; nil if they are never.
 	Requests *Requests
-	// Record of the permissions that requests need; nil for none.
-	Record *permissions.Record
 }
 
 // Observers are called from any goroutine, and must not block. All must be set.
@@ -122,7 +120,6 @@ func New(parent context.Context, tasks *workpool.TaskGroup, options *Options, ex
 		term:         extension.Term,
 		termReason:   extension.TermReason,
 		requests:     extension.Requests,
-		record:       extension.Record,
 		resolution:   bound.resolution,
 		observers:    observers,
 		evidence:     &rooms.Evidence{},
@@ -218,6 +215,10 @@ func (c *Connection) SetIdentity(stated connstate.Identity) {
 		c.identity.UID = c.resolution.UID
 	}
 }
+
+// SetRecord sets the record of the permissions that requests need. Call it once, before others get
+// the connection.
+func (c *Connection) SetRecord(record *permissions.Record) { c.record = record }
 
 // Use makes requests use the credential from now on.
 func (c *Connection) Use(credential *Credential) { c.credential.Store(credential) }

@@ -19,9 +19,6 @@ type Credential struct {
 	transport *targets.Transport // below carrier; nil unless close must close it
 }
 
-// Reference returns what the extension names.
-func (b *Credential) Reference() identity.Reference { return b.resolution.Reference }
-
 // Bind binds a credential that was opened for resolution to a target. The caller closes or retires
 // the result. Bind does not keep the means to open the credential again, because they may hold the
 // secret.

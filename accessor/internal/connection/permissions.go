@@ -13,11 +13,12 @@ import (
 // maxDenial is how much is read of an answer that denies something.
 const maxDenial = 2048
 
-// denial matches what an API server's authorizer says, in any encoding, and admitted what admission
-// says: what the request needs was permitted. Another answer with that status is no API server's.
+// denial matches what an API server's authorizer says, in any encoding, and admission what
+// admission says: what the request needs was permitted. Another answer with that status is no API
+// server's, or not known well enough.
 var (
-	denial   = regexp.MustCompile(` cannot ([a-z]+) (?:resource|path) `)
-	admitted = []byte(" is forbidden: ")
+	denial    = regexp.MustCompile(`User \\?"[^"]*" cannot (\S+) (?:resource|path) `)
+	admission = regexp.MustCompile(` is forbidden: |admission webhook \\?"`)
 )
 
 // notePermission records which permission a request needed, and whether the API server refused it.
@@ -27,16 +28,28 @@ func (c *Connection) notePermission(req *http.Request, resp *http.Response) {
 	if !ok {
 		return
 	}
+	if needed.Subresource == "proxy" || needed.Verb == "proxy" { // the answer may be the backend's
+		if resp.StatusCode < http.StatusMultipleChoices {
+			c.record.Note(needed, false, time.Now())
+		}
+		return
+	}
 	switch status := resp.StatusCode; {
 	case status == http.StatusForbidden:
 		text := peek(resp)
 		// An apply that creates needs two permissions, and the answer has the one that is missing.
 		if denied := denial.FindSubmatch(text); denied != nil {
-			needed.Verb = string(denied[1])
-			c.record.Note(needed, true, time.Now())
+			now := time.Now()
+			if verb := string(denied[1]); verb != needed.Verb {
+				if verb == "create" { // the authorizer permitted the verb of the request before
+					c.record.Note(needed, false, now)
+				}
+				needed.Verb = verb // which the record may not know: of an impersonation
+			}
+			c.record.Note(needed, true, now)
 			return
 		}
-		if !bytes.Contains(text, admitted) {
+		if len(text) == maxDenial || !admission.Match(text) {
 			return
 		}
 	case status == http.StatusUnauthorized, status == http.StatusTooManyRequests, status >= http.StatusInternalServerError,
@@ -45,7 +58,8 @@ func (c *Connection) notePermission(req *http.Request, resp *http.Response) {
 	}
 	now := time.Now()
 	c.record.Note(needed, false, now)
-	if needed.Verb == "patch" && resp.StatusCode == http.StatusCreated {
+	if (needed.Verb == "patch" || needed.Verb == "update") && needed.Subresource == "" &&
+		resp.StatusCode == http.StatusCreated {
 		needed.Verb = "create"
 		c.record.Note(needed, false, now)
 	}

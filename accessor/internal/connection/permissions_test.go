@@ -20,6 +20,9 @@ import (
 // find out is still in the answer.
 func TestNotePermission(t *testing.T) {
 	const denied = `{"message":"pods is forbidden: User \"u\" cannot create resource \"pods\" in API group \"\""}`
+	const mimics = "admission webhook \"w\": you cannot get path x"
+	deniedPatch := strings.ReplaceAll(denied, "create", "patch")
+	protobuf := strings.ReplaceAll(deniedPatch, `\`, "")
 	var set targets.Set
 	target, err := set.Join(&rest.Config{Host: "http://server/prefix"}, nil, &targets.Policy{})
 	NewWithT(t).Expect(err).NotTo(HaveOccurred())
@@ -30,25 +33,33 @@ func TestNotePermission(t *testing.T) {
 		body          string
 		used, refused []string
 	}{
-		"served":                      {status: 200, used: []string{"patch"}},
-		"created by an apply":         {status: 201, used: []string{"create", "patch"}},
-		"created":                     {method: "POST", path: "/api/v1/pods", status: 201, used: []string{"create"}},
-		"not found":                   {status: 404, used: []string{"patch"}},
-		"a conflict":                  {status: 409, used: []string{"patch"}},
-		"invalid":                     {status: 422, used: []string{"patch"}},
-		"an upgrade":                  {status: 101, used: []string{"patch"}},
-		"forbidden by the authorizer": {status: 403, body: denied, refused: []string{"create"}},
-		"in protobuf":                 {status: 403, body: "k8s\x00 cannot patch resource \"", refused: []string{"patch"}},
-		"forbidden by admission":      {status: 403, body: `pods \"p\" is forbidden: exceeded quota`, used: []string{"patch"}},
-		"forbidden without a text":    {status: 403},
-		"a verb of the server's own":  {status: 403, body: "you cannot rule resource x"},
-		"unauthorized":                {status: 401},
-		"throttled":                   {status: 429},
-		"an error":                    {status: 500},
-		"a redirect":                  {status: 302},
-		"no request of an API server": {method: "BREW", status: 200},
-		"discovery":                   {method: "GET", path: "/apis/apps/v1", status: 200},
-		"long":                        {status: 403, body: strings.Repeat("x", 3*maxDenial)},
+		"served":                       {status: 200, used: []string{"patch"}},
+		"created by an apply":          {status: 201, used: []string{"create", "patch"}},
+		"created":                      {method: "POST", path: "/api/v1/pods", status: 201, used: []string{"create"}},
+		"not found":                    {status: 404, used: []string{"patch"}},
+		"a conflict":                   {status: 409, used: []string{"patch"}},
+		"invalid":                      {status: 422, used: []string{"patch"}},
+		"an upgrade":                   {status: 101, used: []string{"patch"}},
+		"created by an update":         {method: "PUT", status: 201, used: []string{"create", "update"}},
+		"forbidden by the authorizer":  {status: 403, body: deniedPatch, refused: []string{"patch"}},
+		"an apply that may not create": {status: 403, body: denied, used: []string{"patch"}, refused: []string{"create"}},
+		"an impersonation":             {status: 403, body: strings.ReplaceAll(denied, "create", "impersonate-on:x:create")},
+		"forbidden by a webhook":       {status: 403, body: `admission webhook "w" denied the request: no`, used: []string{"patch"}},
+		"a webhook on a path":          {status: 403, body: mimics, used: []string{"patch"}},
+		"a backend's own":              {path: "/api/v1/namespaces/n/pods/p/proxy", status: 403, body: denied},
+		"a backend's creation":         {path: "/api/v1/namespaces/n/pods/p/proxy", status: 201, used: []string{"patch"}},
+		"longer than what is read":     {status: 403, body: strings.Repeat("x", 3*maxDenial) + denied},
+		"in protobuf":                  {status: 403, body: "k8s\x00" + protobuf, refused: []string{"patch"}},
+		"forbidden by admission":       {status: 403, body: `pods \"p\" is forbidden: exceeded quota`, used: []string{"patch"}},
+		"forbidden without a text":     {status: 403},
+		"a verb of the server's own":   {status: 403, body: "you cannot rule resource x"},
+		"unauthorized":                 {status: 401},
+		"throttled":                    {status: 429},
+		"an error":                     {status: 500},
+		"a redirect":                   {status: 302},
+		"no request of an API server":  {method: "BREW", status: 200},
+		"discovery":                    {method: "GET", path: "/apis/apps/v1", status: 200},
+		"long":                         {status: 403, body: strings.Repeat("x", 3*maxDenial)},
 	} {
 		t.Run(name, func(t *testing.T) {
 			g := NewWithT(t)
