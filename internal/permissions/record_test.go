@@ -260,6 +260,26 @@ func TestAllNamespacesAreKeptApart(t *testing.T) {
 	g.Expect(used).To(ContainElement(And(HaveField("Permission", all), HaveField("AnyNamespace", true))))
 }
 
+// Where namespaces are merged, a refusal of long ago gets no later time from another namespace,
+// where the permission was granted since.
+func TestMergedRefusals(t *testing.T) {
+	g := NewWithT(t)
+	r := &Record{}
+	list := Permission{Verb: "list", Resource: "configmaps", Namespace: "a"}
+	r.Note(list, true, start)
+	list.Namespace = "b"
+	now := start.Add(2 * time.Hour)
+	r.Note(list, true, now)
+	r.Note(list, false, now)
+	for n := 0; len(r.resources) != 1; n++ {
+		list.Namespace = fmt.Sprint(n, strings.Repeat("x", 30))
+		r.Note(list, false, now)
+	}
+	used, refused, _ := r.Uses(now)
+	g.Expect(used).To(ConsistOf(HaveField("AnyNamespace", true)))
+	g.Expect(refused).To(BeEmpty())
+}
+
 // A request whose permission is on record allocates nothing.
 func TestNoAllocations(t *testing.T) {
 	g := NewWithT(t)

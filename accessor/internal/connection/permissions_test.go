@@ -48,7 +48,7 @@ func TestNotePermission(t *testing.T) {
 		"a webhook on a path":          {status: 403, body: mimics, used: []string{"patch"}},
 		"a backend's own":              {path: "/api/v1/namespaces/n/pods/p/proxy", status: 403, body: denied},
 		"a backend's creation":         {path: "/api/v1/namespaces/n/pods/p/proxy", status: 201, used: []string{"patch"}},
-		"longer than what is read":     {status: 403, body: strings.Repeat("x", 3*maxDenial) + denied},
+		"longer than what is read":     {status: 403, body: strings.Repeat("x", 3*permissions.MaxText) + denied},
 		"in protobuf":                  {status: 403, body: "k8s\x00" + protobuf, refused: []string{"patch"}},
 		"forbidden by admission":       {status: 403, body: `pods \"p\" is forbidden: exceeded quota`, used: []string{"patch"}},
 		"forbidden without a text":     {status: 403},
@@ -59,7 +59,7 @@ func TestNotePermission(t *testing.T) {
 		"a redirect":                   {status: 302},
 		"no request of an API server":  {method: "BREW", status: 200},
 		"discovery":                    {method: "GET", path: "/apis/apps/v1", status: 200},
-		"long":                         {status: 403, body: strings.Repeat("x", 3*maxDenial)},
+		"long":                         {status: 403, body: strings.Repeat("x", 3*permissions.MaxText)},
 	} {
 		t.Run(name, func(t *testing.T) {
 			g := NewWithT(t)
@@ -90,6 +90,22 @@ func verbsOf(uses []permissions.Use) (verbs []string) {
 		verbs = append(verbs, use.Verb)
 	}
 	return verbs
+}
+
+// An answer to a request whose permission is on record is noted without an allocation.
+func TestNotePermissionAllocatesNothing(t *testing.T) {
+	g := NewWithT(t)
+	var set targets.Set
+	target, err := set.Join(&rest.Config{Host: "http://server/prefix"}, nil, &targets.Policy{})
+	g.Expect(err).NotTo(HaveOccurred())
+	t.Cleanup(target.Leave)
+	c := newTestConnection(t)
+	c.target, c.record = target.Target, &permissions.Record{}
+	const url = "http://server/prefix/api/v1/namespaces/n/pods/p"
+	req, err := http.NewRequestWithContext(t.Context(), http.MethodPut, url, nil)
+	g.Expect(err).NotTo(HaveOccurred())
+	resp := &http.Response{StatusCode: http.StatusOK, Body: http.NoBody}
+	g.Expect(testing.AllocsPerRun(100, func() { c.notePermission(req, resp) })).To(BeZero())
 }
 
 // A body that breaks off is passed on as it is: what came, and the error.

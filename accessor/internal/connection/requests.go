@@ -42,7 +42,8 @@ func (r *Requests) end() {
 
 // Refuse makes requests that have not started fail with the reason. Those under way go on: answered
 // is closed when each has the header of its answer, or an error. The bodies of answers, such as
-// watches, are not waited for. Refuse must be called once. A nil Requests counts none.
+// watches, are not waited for, except for the first bytes of one with status 403, where permissions
+// are on record. Refuse must be called once. A nil Requests counts none.
 func (r *Requests) Refuse(reason *connstate.NotConnectedError) (answered <-chan struct{}) {
 	if r == nil {
 		none := make(chan struct{})

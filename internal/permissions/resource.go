@@ -1,0 +1,216 @@
+package permissions
+
+import (
+	"math"
+	"slices"
+	"strings"
+	"time"
+	"unsafe"
+
+	"github.com/latchkey-dev/latchkey/internal/untrusted"
+)
+
+// key is a resource in one namespace, or a path. A path is in the place of the resource, and begins
+// with a slash.
+type key struct{ group, resource, subresource, namespace string }
+
+func keyOf(p Permission) key {
+	if p.Path != "" {
+		return key{resource: p.Path}
+	}
+	return key{p.Group, p.Resource, p.Subresource, p.Namespace}
+}
+
+// permission returns what a verb of the resource is.
+func (k key) permission(verb string) Permission {
+	if strings.HasPrefix(k.resource, "/") {
+		return Permission{Verb: verb, Path: k.resource}
+	}
+	return Permission{Verb: verb, Group: k.group, Resource: k.resource, Subresource: k.subresource, Namespace: k.namespace}
+}
+
+// own makes the strings the record's own: those of a request are parts of a longer one.
+func (k key) own() key {
+	return key{strings.Clone(k.group), strings.Clone(k.resource), strings.Clone(k.subresource), strings.Clone(k.namespace)}
+}
+
+// resource is what was done with the objects of one resource in one namespace, or with a path.
+type resource struct {
+	key
+	anyNamespace bool // of several namespaces, which are not on record
+	anyName      bool // of more objects than there are names
+	names        []string
+	uses         []use
+}
+
+// use is what was done with one verb. A bit of a set stands for the name at that index.
+type use struct {
+	verb                      verb
+	servedAll, refusedAll     bool   // without a name, or with one that is not on record
+	first, latest             uint32 // served; in seconds since 1970
+	refusal                   uint32 // the latest
+	served, refused           uint32 // how often
+	servedNames, refusedNames uint16
+}
+
+// verb is the index of a verb in knownVerbs.
+type verb uint8
+
+var knownVerbs = []string{"get", "list", "watch", "create", "update", "patch", "delete", "deletecollection", "proxy",
+	"head", "post", "put", "options"} // all that Of returns
+
+// matches reports whether the resource is that of a request. A request about all namespaces is not
+// one about several.
+func (s *resource) matches(k key) bool {
+	return s.resource == k.resource && s.subresource == k.subresource && s.group == k.group &&
+		(s.namespace == k.namespace && !s.anyNamespace || s.anyNamespace && k.namespace != "")
+}
+
+// everywhere returns the key without its namespace, and whether there was one.
+func (s *resource) everywhere() (key, bool) {
+	k := s.key
+	k.namespace = ""
+	return k, s.namespace != "" || s.anyNamespace
+}
+
+// grown is append without room for more, which would be half of the record.
+func grown[T any](all []T, one T) []T {
+	more := make([]T, len(all), len(all)+1)
+	copy(more, all)
+	return append(more, one)
+}
+
+// isPresentable reports whether the key may be shown to people. What a request names may be
+// anything.
+func (k key) isPresentable() bool {
+	for _, text := range []string{k.group, k.resource, k.subresource, k.namespace} {
+		if !untrusted.IsPresentable(text) {
+			return false
+		}
+	}
+	return true
+}
+
+// has reports whether a verb is on record.
+func (s *resource) has(v verb) bool {
+	return slices.ContainsFunc(s.uses, func(u use) bool { return u.verb == v })
+}
+
+// note records one request. It allocates nothing if the verb and the name are on record.
+func (s *resource) note(v verb, name string, refused bool, at uint32) {
+	u := s.use(v)
+	var bit uint16
+	if name != "" && !s.anyName {
+		bit = s.bit(name)
+	}
+	if refused {
+		if u.refusal+uint32(refusalLasts/time.Second) <= at { // those before do not count any more
+			u.refused, u.refusedNames, u.refusedAll = 0, 0, false
+		}
+		u.refused = increased(u.refused, 1)
+		u.refusal = at
+		u.refusedNames |= bit
+		u.refusedAll = u.refusedAll || bit == 0
+		return
+	}
+	if u.first == 0 {
+		u.first = at
+	}
+	u.served = increased(u.served, 1)
+	u.latest = max(u.latest, at)
+	u.servedNames |= bit
+	u.servedAll = u.servedAll || bit == 0
+	u.refusedNames &^= bit
+	if name == "" && !s.anyNamespace { // another object or namespace may still be refused
+		u.refusedNames, u.refusedAll = 0, false
+	}
+	if u.refusedNames == 0 && !u.refusedAll {
+		u.refused = 0
+	}
+}
+
+// increased is a sum that does not begin again.
+func increased(n, by uint32) uint32 {
+	if n > math.MaxUint32-by {
+		return math.MaxUint32
+	}
+	return n + by
+}
+
+// use returns what was done with a verb. The result is valid until the next call.
+func (s *resource) use(v verb) *use {
+	for n := range s.uses {
+		if s.uses[n].verb == v {
+			return &s.uses[n]
+		}
+	}
+	s.uses = grown(s.uses, use{verb: v})
+	return &s.uses[len(s.uses)-1]
+}
+
+// bit returns the bit of a name, and 0 if there are too many names, or one that may not be shown.
+func (s *resource) bit(name string) uint16 {
+	at := slices.Index(s.names, name)
+	if at < 0 {
+		if len(s.names) == maxNames || !untrusted.IsPresentable(name) {
+			s.forgetNames()
+			return 0
+		}
+		at = len(s.names)
+		s.names = grown(s.names, strings.Clone(name))
+	}
+	return 1 << at
+}
+
+// forgetNames makes the uses those of any name.
+func (s *resource) forgetNames() {
+	for n := range s.uses {
+		u := &s.uses[n]
+		u.servedAll = u.servedAll || u.servedNames != 0
+		u.refusedAll = u.refusedAll || u.refusedNames != 0
+		u.servedNames, u.refusedNames = 0, 0
+	}
+	s.names, s.anyName = nil, true
+}
+
+// merge adds a use without names.
+func (u *use) merge(other use) {
+	switch {
+	case u.first == 0:
+		u.first = other.first
+	case other.first != 0:
+		u.first = min(u.first, other.first)
+	}
+	u.latest = max(u.latest, other.latest)
+	u.served = increased(u.served, other.served)
+	u.servedAll = u.servedAll || other.servedAll
+	if other.refusedAll { // the time of a refusal that was granted since does not count
+		u.refusal, u.refused = max(u.refusal, other.refusal), increased(u.refused, other.refused)
+		u.refusedAll = true
+	}
+}
+
+func (s *resource) size() int {
+	return int(unsafe.Sizeof(*s)) + len(s.group) + len(s.resource) + len(s.subresource) + len(s.namespace) +
+		len(s.uses)*int(unsafe.Sizeof(use{})) + s.sizeOfNames()
+}
+
+func (s *resource) sizeOfNames() (bytes int) {
+	for _, name := range s.names {
+		bytes += int(unsafe.Sizeof(name)) + len(name)
+	}
+	return bytes
+}
+
+func (s *resource) namesOf(bits uint16, all bool) (names []string) {
+	if all {
+		return nil
+	}
+	for n, name := range s.names {
+		if bits&(1<<n) != 0 {
+			names = append(names, name)
+		}
+	}
+	slices.Sort(names)
+	return names
+}
