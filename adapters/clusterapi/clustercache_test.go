@@ -103,14 +103,20 @@ func TestFilters(t *testing.T) {
 	}).WithTimeout(testenv.Patience).Should(MatchError(ErrClusterNotConnected))
 }
 
+// startConnected runs a manager with the adapter, and connects it to a Cluster as a user.
+func startConnected(t *testing.T) (clusters ClusterCache, namespace, user string, key client.ObjectKey) {
+	t.Helper()
+	namespace = newNamespace(t)
+	clusters = start(t, namespace, Options{})
+	user = newUser(t, namespace)
+	return clusters, namespace, user, provisioned(t, clusters, namespace, "red", user)
+}
+
 // A changed kubeconfig of the same user is taken up while handles, informers and watches go on.
 func TestChangedKubeconfig(t *testing.T) {
 	testenv.SkipIfShort(t)
 	g := NewWithT(t)
-	namespace := newNamespace(t)
-	clusters := start(t, namespace, Options{})
-	user := newUser(t, namespace)
-	key := provisioned(t, clusters, namespace, "red", user)
+	clusters, namespace, user, key := startConnected(t)
 	before, err := clusters.GetClient(t.Context(), key)
 	g.Expect(err).NotTo(HaveOccurred())
 	c := clusters.(*clusterCache).connections
@@ -137,10 +143,7 @@ func TestChangedKubeconfig(t *testing.T) {
 func TestChangedAddress(t *testing.T) {
 	testenv.SkipIfShort(t)
 	g := NewWithT(t)
-	namespace := newNamespace(t)
-	clusters := start(t, namespace, Options{})
-	user := newUser(t, namespace)
-	key := provisioned(t, clusters, namespace, "red", user)
+	clusters, namespace, user, key := startConnected(t)
 	before, err := clusters.GetClient(t.Context(), key)
 	g.Expect(err).NotTo(HaveOccurred())
 	s := newStarter(t)
