@@ -46,7 +46,10 @@ type PermissionRecord struct {
 // PermissionUse is a permission in the words of RBAC, and how it was used or refused.
 type PermissionUse struct {
 	// Verb, Group (empty for the core group), Resource and Subresource are those of a rule of a
-	// Role.
+	// Role. Some verbs can only be refused: "escalate" for a role with permissions that the
+	// identity does not have, "bind" for a binding of such a role (Names has the binding), and
+	// those that begin with "impersonate-on:serviceaccount:", which the user lacks who
+	// impersonates.
 	Verb        string `json:"verb"`
 	Group       string `json:"group,omitempty"`
 	Resource    string `json:"resource,omitempty"`

@@ -27,18 +27,19 @@ import (
 
 // Options configure a state API.
 type Options struct {
-	// Group of the kinds. Defaults to state.latchkey.dev. Two programs in one cluster need different
-	// groups.
+	// Group of the kinds. Defaults to state.latchkey.dev. Two programs in one cluster need
+	// different groups.
 	Group string
-	// Namespaced must be set if the extensions are namespaced. Then connections and scopes are, too.
+	// Namespaced must be set if the extensions are namespaced. Then connections and scopes are,
+	// too.
 	Namespaced bool
 	// Config is how the program that serves acts at the API server in front, as in mgr.GetConfig().
 	// Required for Service, and unless Server.Client is set, which New otherwise creates from it.
 	Config *rest.Config
 	// Service, if it has a name, is kept up to date: it leads to the leader.
 	Service ServiceOptions
-	// Server configures the server. GetOpenAPIDefinitions must not be set. Certificate is not needed
-	// with a Service.
+	// Server configures the server. GetOpenAPIDefinitions must not be set. Certificate is not
+	// needed with a Service.
 	Server apiserver.ExtensionAPIServerOptions
 }
 
@@ -274,14 +275,20 @@ func (s *StateAPI) update(ctx context.Context, key client.ObjectKey) {
 
 // refresh fills in what changes all the time.
 func (s *StateAPI) refresh(c *v1alpha1.Connection) {
-	health := s.connections.GetHealthCheckingState(context.Background(), client.ObjectKeyFromObject(c))
-	refreshProbe(&c.Status.Probe, health)
+	key := client.ObjectKeyFromObject(c)
+	refreshProbe(&c.Status.Probe, s.connections.GetHealthCheckingState(context.Background(), key))
+	if c.Status.Refused != nil {
+		state, _ := s.connections.GetConnectionState(context.Background(), key)
+		c.Status.Refused = refusedOf(state.Permissions)
+	}
 }
 
-// refreshAndCount also counts the objects.
+// refreshAndCount also counts the objects, and has the whole record of permissions.
 func (s *StateAPI) refreshAndCount(c *v1alpha1.Connection) {
-	s.refresh(c)
-	state, _ := s.connections.GetConnectionState(context.Background(), client.ObjectKeyFromObject(c))
+	key := client.ObjectKeyFromObject(c)
+	refreshProbe(&c.Status.Probe, s.connections.GetHealthCheckingState(context.Background(), key))
+	state, _ := s.connections.GetConnectionState(context.Background(), key)
+	c.Status.Permissions, c.Status.Refused = permissionsOf(state.Permissions), refusedOf(state.Permissions)
 	total := int64(0)
 	for _, scope := range state.Scopes {
 		total += int64(scope.Objects)

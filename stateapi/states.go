@@ -37,6 +37,7 @@ func connectionOf(state clustercache.ConnectionState) *v1alpha1.Connection {
 			ObservedGeneration: state.ObservedGeneration,
 			Scopes:             int32(len(state.Scopes)),
 			SharedCache:        state.SharedCache,
+			Refused:            refusedOf(state.Permissions),
 			Probe:              v1alpha1.ProbeStatus{Error: connstate.ErrorText(state.Health.LastError)},
 		},
 	}
@@ -95,6 +96,13 @@ func connectionColumns() apiserver.StoreOption {
 			Type: "integer",
 			Wide: true,
 			Cell: func(c *v1alpha1.Connection) any { return int64(c.Status.ForbiddenScopes) },
+		},
+		connectionColumn{
+			Name:        "Refused",
+			Type:        "integer",
+			Wide:        true,
+			Description: "How many permissions the identity was refused in the last hour, and not granted since.",
+			Cell:        func(c *v1alpha1.Connection) any { return numberOf(c.Status.Refused) },
 		},
 		connectionColumn{
 			Name:        "Shared Cache",

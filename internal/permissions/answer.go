@@ -3,16 +3,22 @@ package permissions
 import (
 	"net/http"
 	"regexp"
+	"strings"
 	"time"
+
+	rbacv1 "k8s.io/api/rbac/v1"
 )
 
 // MaxText is how much of an answer NoteAnswer reads.
 const MaxText = 2048
 
-// denial matches what an API server's authorizer says, in any encoding, and admission what
-// admission says: what the request needs was permitted. Another answer with that status is no API
-// server's, or not known well enough.
+// denial matches what an API server's authorizer says, in any encoding; escalation what RBAC says
+// of a role with permissions that its writer does not have; and admission what admission says: what
+// the request needs was permitted. Another answer with that status is no API server's, or not known
+// well enough.
 var (
+	escalation = regexp.MustCompile(`\.rbac\.authorization\.k8s\.io \\?"([^"\\]*)\\?" is forbidden: user \\?"[^"]*" ` +
+		`\(groups=.* is attempting to grant RBAC permissions not currently held`)
 	denial    = regexp.MustCompile(`User \\?"[^"]*" cannot (\S+) (?:resource|path) `)
 	admission = regexp.MustCompile(` is forbidden: |admission webhook \\?"`)
 )
@@ -45,6 +51,16 @@ func (r *Record) NoteAnswer(needed Permission, status int, text []byte, at time.
 // noteForbidden records an answer with status 403, which is the authorizer's or admission's.
 func (r *Record) noteForbidden(needed Permission, text []byte, at time.Time) {
 	denied := denial.FindSubmatch(text)
+	escalates := escalation.FindSubmatch(text)
+	if escalates != nil && needed.Group == rbacv1.GroupName {
+		r.Note(needed, false, at)
+		needed.Name, needed.Verb = string(escalates[1]), Escalate
+		if strings.HasSuffix(needed.Resource, "bindings") {
+			needed.Verb = Bind
+		}
+		r.Note(needed, true, at)
+		return
+	}
 	if denied == nil {
 		if len(text) < MaxText && admission.Match(text) {
 			r.Note(needed, false, at)
@@ -52,7 +68,7 @@ func (r *Record) noteForbidden(needed Permission, text []byte, at time.Time) {
 		return
 	}
 	// An apply or an update that creates needs two permissions, and the answer has the one that is
-	// missing. Verbs of impersonation are not on record.
+	// missing. That of constrained impersonation is missing to who impersonates.
 	if verb := string(denied[1]); verb != needed.Verb {
 		if verb == "create" {
 			r.Note(needed, false, at)

@@ -29,6 +29,7 @@ type Record struct {
 
 // Note records that the API server served a request, or refused it for lack of the permission.
 func (r *Record) Note(p Permission, refused bool, at time.Time) {
+	p.normalize()
 	v := slices.Index(knownVerbs, p.Verb)
 	if r == nil || v < 0 || !refused && isEverybodys(p) {
 		return

@@ -280,6 +280,61 @@ func TestMergedRefusals(t *testing.T) {
 	g.Expect(refused).To(BeEmpty())
 }
 
+// A request that is served had what an earlier one lacked beside its verb: to impersonate for it,
+// or to write that role.
+func TestWhatAVerbGrants(t *testing.T) {
+	g := NewWithT(t)
+	for n, name := range knownVerbs {
+		onBehalf, found := strings.CutPrefix(name, ImpersonateOn)
+		g.Expect(found).To(Equal(verb(n) >= impersonateOnGet && verb(n) < bind), name)
+		for m, other := range knownVerbs {
+			writes := other == "create" || other == "update" || other == "patch"
+			granted := found && onBehalf == other || writes && verb(n) >= bind
+			g.Expect(verb(m).grants(verb(n))).To(Equal(granted), "%s: %s", other, name)
+		}
+	}
+	r := &Record{}
+	refused := func() (verbs []string) {
+		_, uses, _ := r.Uses(start)
+		for _, use := range uses {
+			verbs = append(verbs, use.Verb+" "+strings.Join(use.Names, ","))
+		}
+		return verbs
+	}
+	of := func(verb, name string) Permission {
+		return Permission{Verb: verb, Group: "rbac.authorization.k8s.io", Resource: "roles", Namespace: "n", Name: name}
+	}
+	for _, name := range []string{"a", "b"} {
+		r.Note(of(Escalate, name), true, start)
+		r.Note(of(ImpersonateOn+"patch", name), true, start)
+	}
+	g.Expect(refused()).To(Equal([]string{"escalate a,b", ImpersonateOn + "patch a,b"}))
+	r.Note(of("get", "a"), false, start)
+	g.Expect(refused()).To(HaveLen(2))
+	r.Note(of("patch", "a"), false, start)
+	g.Expect(refused()).To(Equal([]string{"escalate b", ImpersonateOn + "patch b"}))
+	r.Note(of("create", ""), false, start)
+	g.Expect(refused()).To(Equal([]string{ImpersonateOn + "patch b"}))
+}
+
+// A namespace is on record once, whatever part of it a request was about.
+func TestNamespaceOnRecord(t *testing.T) {
+	g := NewWithT(t)
+	r := &Record{}
+	for _, name := range []string{"a", "b"} {
+		p, ok := Of("PATCH", "/api/v1/namespaces/"+name, "")
+		g.Expect(ok).To(BeTrue())
+		g.Expect(p.Namespace).To(Equal(name))
+		r.NoteAnswer(p, 201, nil, start)
+	}
+	used, _, _ := r.Uses(start)
+	g.Expect(used).To(HaveLen(2))
+	for n, verb := range []string{"create", "patch"} {
+		g.Expect(used[n].Permission).To(Equal(Permission{Verb: verb, Resource: "namespaces"}))
+		g.Expect(used[n].Names).To(Equal([]string{"a", "b"}))
+	}
+}
+
 // A request whose permission is on record allocates nothing.
 func TestNoAllocations(t *testing.T) {
 	g := NewWithT(t)

@@ -19,6 +19,20 @@ type Permission struct {
 	Path string
 }
 
+// Normal returns the permission as it is on record, and as roles grant it. A request about one
+// Namespace is authorized in that namespace, which may not exist yet; a ClusterRole with its name
+// grants the same.
+func (p Permission) Normal() Permission {
+	p.normalize()
+	return p
+}
+
+func (p *Permission) normalize() {
+	if p.Resource == "namespaces" && p.Group == "" {
+		p.Namespace = ""
+	}
+}
+
 // Of returns the permission that a request needs, as the API server sees its path: without the path
 // of the server's own URL. ok is false if no API server could serve the request. The strings of the
 // result are parts of the arguments.

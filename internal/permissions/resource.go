@@ -39,6 +39,7 @@ type resource struct {
 	key
 	anyNamespace bool // of several namespaces, which are not on record
 	anyName      bool // of more objects than there are names
+	entailed     bool // uses has verbs that another verb grants
 	names        []string
 	uses         []use
 }
@@ -56,8 +57,37 @@ type use struct {
 // verb is the index of a verb in knownVerbs.
 type verb uint8
 
+// knownVerbs are all that Of returns, and those that only an answer names. ImpersonateOn and one of
+// the first verbs is that of the same request, for the user who impersonates.
 var knownVerbs = []string{"get", "list", "watch", "create", "update", "patch", "delete", "deletecollection", "proxy",
-	"head", "post", "put", "options"} // all that Of returns
+	"head", "post", "put", "options",
+	ImpersonateOn + "get", ImpersonateOn + "list", ImpersonateOn + "watch", ImpersonateOn + "create",
+	ImpersonateOn + "update", ImpersonateOn + "patch", ImpersonateOn + "delete", ImpersonateOn + "deletecollection",
+	Bind, Escalate}
+
+const (
+	// ImpersonateOn begins the verbs that constrained impersonation of a ServiceAccount needs.
+	ImpersonateOn = "impersonate-on:serviceaccount:"
+	// Bind is the verb for a binding that gives what its writer does not have. On record it is that
+	// of the binding, because the answer does not name the role.
+	Bind = "bind"
+	// Escalate is the same for a role.
+	Escalate = "escalate"
+)
+
+// grants reports whether a request with this verb that was served had the other permission, too.
+func (v verb) grants(other verb) bool {
+	if other >= bind {
+		return v >= create && v <= patch
+	}
+	return other >= impersonateOnGet && other-impersonateOnGet == v
+}
+
+// Places in knownVerbs.
+const (
+	create, patch          verb = 3, 5
+	impersonateOnGet, bind verb = 13, 21
+)
 
 // matches reports whether the resource is that of a request. A request about all namespaces is not
 // one about several.
@@ -120,8 +150,19 @@ func (s *resource) note(v verb, name string, refused bool, at uint32) {
 	u.latest = max(u.latest, at)
 	u.servedNames |= bit
 	u.servedAll = u.servedAll || bit == 0
-	u.refusedNames &^= bit
-	if name == "" && !s.anyNamespace { // another object or namespace may still be refused
+	all := name == "" && !s.anyNamespace // another object or namespace may still be refused
+	u.forgive(bit, all)
+	for n := 0; s.entailed && n < len(s.uses); n++ {
+		if v.grants(s.uses[n].verb) {
+			s.uses[n].forgive(bit, all)
+		}
+	}
+}
+
+// forgive forgets a refusal of some names, or of all.
+func (u *use) forgive(names uint16, all bool) {
+	u.refusedNames &^= names
+	if all {
 		u.refusedNames, u.refusedAll = 0, false
 	}
 	if u.refusedNames == 0 && !u.refusedAll {
@@ -144,6 +185,7 @@ func (s *resource) use(v verb) *use {
 			return &s.uses[n]
 		}
 	}
+	s.entailed = s.entailed || v >= impersonateOnGet
 	s.uses = grown(s.uses, use{verb: v})
 	return &s.uses[len(s.uses)-1]
 }

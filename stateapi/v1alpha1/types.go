@@ -97,6 +97,14 @@ type ConnectionStatus struct {
 	// How many objects the cache has. Only in the answer to a get of this object.
 	// +optional
 	Objects *int64 `json:"objects,omitempty"`
+	// How many permissions the identity was refused less than an hour ago, and not granted since.
+	// Absent if no record is kept.
+	// +optional
+	Refused *int32 `json:"refused,omitempty"`
+	// What the identity used and was refused. Only in the answer to a get of this object, if a record
+	// is kept.
+	// +optional
+	Permissions *PermissionRecord `json:"permissions,omitempty"`
 	// The registered watches.
 	// +optional
 	// +listType=atomic
@@ -119,6 +127,65 @@ type Identity struct {
 	// +optional
 	// +listType=atomic
 	Groups []string `json:"groups,omitempty"`
+}
+
+// PermissionRecord has the permissions that an identity used and was refused, in requests that the
+// API server answered, since the extension first connected as that user. Where extensions share a
+// cache, one of them has its list and watch; see the resource scopes. It is bounded: what takes too
+// much memory has no names, or no namespaces.
+type PermissionRecord struct {
+	// Whose permissions these are.
+	Username string `json:"username"`
+	// Permissions that requests used.
+	// +optional
+	// +listType=atomic
+	Used []PermissionUse `json:"used,omitempty"`
+	// Permissions that were denied less than an hour ago, and not granted since.
+	// +optional
+	// +listType=atomic
+	Refused []PermissionUse `json:"refused,omitempty"`
+	// Whether there was no room for some permissions.
+	// +optional
+	Incomplete bool `json:"incomplete,omitempty"`
+}
+
+// PermissionUse is a permission in the words of RBAC, and how it was used or refused.
+type PermissionUse struct {
+	// The verb. "escalate" (of a role) and "bind" (of a binding, whose role matters) are only refused,
+	// and what begins with "impersonate-on:" to the user who impersonates.
+	Verb string `json:"verb"`
+	// API group. Empty for the core group.
+	// +optional
+	Group string `json:"group,omitempty"`
+	// The resource, in plural.
+	// +optional
+	Resource string `json:"resource,omitempty"`
+	// The subresource.
+	// +optional
+	Subresource string `json:"subresource,omitempty"`
+	// Instead of a resource: the path.
+	// +optional
+	NonResourceURL string `json:"nonResourceURL,omitempty"`
+	// Namespace of the objects. Empty for resources without namespaces, and for all namespaces.
+	// +optional
+	Namespace string `json:"namespace,omitempty"`
+	// Whether the requests were about several namespaces, one at a time, which are not on record.
+	// +optional
+	AnyNamespace bool `json:"anyNamespace,omitempty"`
+	// Names of the objects. Empty if a request named none.
+	// +optional
+	// +listType=atomic
+	Names []string `json:"names,omitempty"`
+	// Whether there were too many names.
+	// +optional
+	AnyName bool `json:"anyName,omitempty"`
+	// How many requests.
+	Count int64 `json:"count"`
+	// When the first request used it. Absent if refused.
+	// +optional
+	First *metav1.Time `json:"first,omitempty"`
+	// When the latest request used it, or was refused.
+	Last metav1.Time `json:"last"`
 }
 
 // ProbeStatus has the results of the probes. The times and the count are as of the answer, and

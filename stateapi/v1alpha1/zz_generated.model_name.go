@@ -31,6 +31,16 @@ func (in Identity) OpenAPIModelName() string {
 }
 
 // OpenAPIModelName returns the OpenAPI model name for this type.
+func (in PermissionRecord) OpenAPIModelName() string {
+	return "dev.latchkey.state.v1alpha1.PermissionRecord"
+}
+
+// OpenAPIModelName returns the OpenAPI model name for this type.
+func (in PermissionUse) OpenAPIModelName() string {
+	return "dev.latchkey.state.v1alpha1.PermissionUse"
+}
+
+// OpenAPIModelName returns the OpenAPI model name for this type.
 func (in ProbeStatus) OpenAPIModelName() string {
 	return "dev.latchkey.state.v1alpha1.ProbeStatus"
 }

@@ -17,6 +17,8 @@ func GetOpenAPIDefinitions(ref common.ReferenceCallback) map[string]common.OpenA
 		ConnectionSpec{}.OpenAPIModelName():   schema_latchkey_dev_latchkey_stateapi_v1alpha1_ConnectionSpec(ref),
 		ConnectionStatus{}.OpenAPIModelName(): schema_latchkey_dev_latchkey_stateapi_v1alpha1_ConnectionStatus(ref),
 		Identity{}.OpenAPIModelName():         schema_latchkey_dev_latchkey_stateapi_v1alpha1_Identity(ref),
+		PermissionRecord{}.OpenAPIModelName(): schema_latchkey_dev_latchkey_stateapi_v1alpha1_PermissionRecord(ref),
+		PermissionUse{}.OpenAPIModelName():    schema_latchkey_dev_latchkey_stateapi_v1alpha1_PermissionUse(ref),
 		ProbeStatus{}.OpenAPIModelName():      schema_latchkey_dev_latchkey_stateapi_v1alpha1_ProbeStatus(ref),
 		Scope{}.OpenAPIModelName():            schema_latchkey_dev_latchkey_stateapi_v1alpha1_Scope(ref),
 		ScopeList{}.OpenAPIModelName():        schema_latchkey_dev_latchkey_stateapi_v1alpha1_ScopeList(ref),
@@ -254,6 +256,19 @@ func schema_latchkey_dev_latchkey_stateapi_v1alpha1_ConnectionStatus(ref common.
 							Format:      "int64",
 						},
 					},
+					"refused": {
+						SchemaProps: spec.SchemaProps{
+							Description: "How many permissions the identity was refused less than an hour ago, and not granted since. Absent if no record is kept.",
+							Type:        []string{"integer"},
+							Format:      "int32",
+						},
+					},
+					"permissions": {
+						SchemaProps: spec.SchemaProps{
+							Description: "What the identity used and was refused. Only in the answer to a get of this object, if a record is kept.",
+							Ref:         ref(PermissionRecord{}.OpenAPIModelName()),
+						},
+					},
 					"watches": {
 						VendorExtensible: spec.VendorExtensible{
 							Extensions: spec.Extensions{
@@ -298,7 +313,7 @@ func schema_latchkey_dev_latchkey_stateapi_v1alpha1_ConnectionStatus(ref common.
 			},
 		},
 		Dependencies: []string{
-			Identity{}.OpenAPIModelName(), ProbeStatus{}.OpenAPIModelName(), WatchStatus{}.OpenAPIModelName(), "k8s.io/apimachinery/pkg/apis/meta/v1.Condition", "k8s.io/apimachinery/pkg/apis/meta/v1.Time"},
+			Identity{}.OpenAPIModelName(), PermissionRecord{}.OpenAPIModelName(), ProbeStatus{}.OpenAPIModelName(), WatchStatus{}.OpenAPIModelName(), "k8s.io/apimachinery/pkg/apis/meta/v1.Condition", "k8s.io/apimachinery/pkg/apis/meta/v1.Time"},
 	}
 }
 
@@ -347,6 +362,185 @@ func schema_latchkey_dev_latchkey_stateapi_v1alpha1_Identity(ref common.Referenc
 				Required: []string{"username"},
 			},
 		},
+	}
+}
+
+func schema_latchkey_dev_latchkey_stateapi_v1alpha1_PermissionRecord(ref common.ReferenceCallback) common.OpenAPIDefinition {
+	return common.OpenAPIDefinition{
+		Schema: spec.Schema{
+			SchemaProps: spec.SchemaProps{
+				Description: "PermissionRecord has the permissions that an identity used and was refused, in requests that the API server answered, since the extension first connected as that user. Where extensions share a cache, one of them has its list and watch; see the resource scopes. It is bounded: what takes too much memory has no names, or no namespaces.",
+				Type:        []string{"object"},
+				Properties: map[string]spec.Schema{
+					"username": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Whose permissions these are.",
+							Default:     "",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"used": {
+						VendorExtensible: spec.VendorExtensible{
+							Extensions: spec.Extensions{
+								"x-kubernetes-list-type": "atomic",
+							},
+						},
+						SchemaProps: spec.SchemaProps{
+							Description: "Permissions that requests used.",
+							Type:        []string{"array"},
+							Items: &spec.SchemaOrArray{
+								Schema: &spec.Schema{
+									SchemaProps: spec.SchemaProps{
+										Ref: ref(PermissionUse{}.OpenAPIModelName()),
+									},
+								},
+							},
+						},
+					},
+					"refused": {
+						VendorExtensible: spec.VendorExtensible{
+							Extensions: spec.Extensions{
+								"x-kubernetes-list-type": "atomic",
+							},
+						},
+						SchemaProps: spec.SchemaProps{
+							Description: "Permissions that were denied less than an hour ago, and not granted since.",
+							Type:        []string{"array"},
+							Items: &spec.SchemaOrArray{
+								Schema: &spec.Schema{
+									SchemaProps: spec.SchemaProps{
+										Ref: ref(PermissionUse{}.OpenAPIModelName()),
+									},
+								},
+							},
+						},
+					},
+					"incomplete": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Whether there was no room for some permissions.",
+							Type:        []string{"boolean"},
+							Format:      "",
+						},
+					},
+				},
+				Required: []string{"username"},
+			},
+		},
+		Dependencies: []string{
+			PermissionUse{}.OpenAPIModelName()},
+	}
+}
+
+func schema_latchkey_dev_latchkey_stateapi_v1alpha1_PermissionUse(ref common.ReferenceCallback) common.OpenAPIDefinition {
+	return common.OpenAPIDefinition{
+		Schema: spec.Schema{
+			SchemaProps: spec.SchemaProps{
+				Description: "PermissionUse is a permission in the words of RBAC, and how it was used or refused.",
+				Type:        []string{"object"},
+				Properties: map[string]spec.Schema{
+					"verb": {
+						SchemaProps: spec.SchemaProps{
+							Description: "The verb. \"escalate\" (of a role) and \"bind\" (of a binding, whose role matters) are only refused, and what begins with \"impersonate-on:\" to the user who impersonates.",
+							Default:     "",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"group": {
+						SchemaProps: spec.SchemaProps{
+							Description: "API group. Empty for the core group.",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"resource": {
+						SchemaProps: spec.SchemaProps{
+							Description: "The resource, in plural.",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"subresource": {
+						SchemaProps: spec.SchemaProps{
+							Description: "The subresource.",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"nonResourceURL": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Instead of a resource: the path.",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"namespace": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Namespace of the objects. Empty for resources without namespaces, and for all namespaces.",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"anyNamespace": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Whether the requests were about several namespaces, one at a time, which are not on record.",
+							Type:        []string{"boolean"},
+							Format:      "",
+						},
+					},
+					"names": {
+						VendorExtensible: spec.VendorExtensible{
+							Extensions: spec.Extensions{
+								"x-kubernetes-list-type": "atomic",
+							},
+						},
+						SchemaProps: spec.SchemaProps{
+							Description: "Names of the objects. Empty if a request named none.",
+							Type:        []string{"array"},
+							Items: &spec.SchemaOrArray{
+								Schema: &spec.Schema{
+									SchemaProps: spec.SchemaProps{
+										Type:   []string{"string"},
+										Format: "",
+									},
+								},
+							},
+						},
+					},
+					"anyName": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Whether there were too many names.",
+							Type:        []string{"boolean"},
+							Format:      "",
+						},
+					},
+					"count": {
+						SchemaProps: spec.SchemaProps{
+							Description: "How many requests.",
+							Default:     0,
+							Type:        []string{"integer"},
+							Format:      "int64",
+						},
+					},
+					"first": {
+						SchemaProps: spec.SchemaProps{
+							Description: "When the first request used it. Absent if refused.",
+							Ref:         ref("k8s.io/apimachinery/pkg/apis/meta/v1.Time"),
+						},
+					},
+					"last": {
+						SchemaProps: spec.SchemaProps{
+							Description: "When the latest request used it, or was refused.",
+							Ref:         ref("k8s.io/apimachinery/pkg/apis/meta/v1.Time"),
+						},
+					},
+				},
+				Required: []string{"verb", "count", "last"},
+			},
+		},
+		Dependencies: []string{
+			"k8s.io/apimachinery/pkg/apis/meta/v1.Time"},
 	}
 }
 

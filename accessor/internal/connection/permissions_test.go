@@ -23,6 +23,9 @@ func TestNotePermission(t *testing.T) {
 	const mimics = "admission webhook \"w\": you cannot get path x"
 	deniedPatch := strings.ReplaceAll(denied, "create", "patch")
 	protobuf := strings.ReplaceAll(deniedPatch, `\`, "")
+	const role = "/apis/rbac.authorization.k8s.io/v1/namespaces/n/roles/r"
+	const escalates = `{"message":"roles.rbac.authorization.k8s.io \"r\" is forbidden: user \"u\" (groups=[\"g\"]) ` +
+		`is attempting to grant RBAC permissions not currently held:\n{}"`
 	var set targets.Set
 	target, err := set.Join(&rest.Config{Host: "http://server/prefix"}, nil, &targets.Policy{})
 	NewWithT(t).Expect(err).NotTo(HaveOccurred())
@@ -43,7 +46,27 @@ func TestNotePermission(t *testing.T) {
 		"created by an update":         {method: "PUT", status: 201, used: []string{"create", "update"}},
 		"forbidden by the authorizer":  {status: 403, body: deniedPatch, refused: []string{"patch"}},
 		"an apply that may not create": {status: 403, body: denied, used: []string{"patch"}, refused: []string{"create"}},
-		"an impersonation":             {status: 403, body: strings.ReplaceAll(denied, "create", "impersonate-on:x:create")},
+		"an impersonation":             {status: 403, body: strings.ReplaceAll(denied, "create", "impersonate")},
+		"a constrained impersonation": {
+			status:  403,
+			body:    strings.ReplaceAll(denied, "create", "impersonate-on:serviceaccount:create"),
+			refused: []string{"impersonate-on:serviceaccount:create"},
+		},
+		"a role with more permissions": {
+			path:    role,
+			status:  403,
+			body:    escalates,
+			used:    []string{"patch"},
+			refused: []string{"escalate"},
+		},
+		"a binding of more permissions": {
+			path:    strings.Replace(role, "roles", "rolebindings", 1),
+			status:  403,
+			body:    strings.ReplaceAll(escalates, `\`, ""),
+			used:    []string{"patch"},
+			refused: []string{"bind"},
+		},
+		"what says so of another kind": {status: 403, body: escalates, used: []string{"patch"}},
 		"forbidden by a webhook":       {status: 403, body: `admission webhook "w" denied the request: no`, used: []string{"patch"}},
 		"a webhook on a path":          {status: 403, body: mimics, used: []string{"patch"}},
 		"a backend's own":              {path: "/api/v1/namespaces/n/pods/p/proxy", status: 403, body: denied},
