@@ -8,6 +8,7 @@ import (
 	"os"
 	"os/exec"
 	"regexp"
+	"slices"
 	"strings"
 	"sync"
 	"syscall"
@@ -23,61 +24,9 @@ import (
 func TestGetStarted(t *testing.T) {
 	testenv.SkipIfShort(t)
 	g := NewWithT(t)
-	page, err := os.ReadFile("../../docs/get-started.md")
-	g.Expect(err).NotTo(HaveOccurred())
-	var parts [][]string // the commands of each block but the first, which is make run
-	for _, block := range regexp.MustCompile("(?s)```console\n(.*?)```").FindAllStringSubmatch(string(page), -1)[1:] {
-		var commands []string
-		for line := range strings.Lines(block[1]) {
-			commands = append(commands, strings.TrimPrefix(strings.TrimSpace(line), "$ "))
-		}
-		parts = append(parts, commands)
-	}
+	parts := commandsOf(t, "get-started.md")
 	g.Expect(parts).To(HaveLen(2))
-
-	demo := latchkey(t, "demo")
-	out, err := demo.StdoutPipe()
-	g.Expect(err).NotTo(HaveOccurred())
-	g.Expect(demo.Start()).To(Succeed())
-	drained := make(chan struct{})
-	var draining sync.Once
-	drain := func() {
-		draining.Do(func() {
-			go func() {
-				defer close(drained)
-				_, _ = io.Copy(io.Discard, out)
-			}()
-		})
-	}
-	defer func() {
-		g.Expect(demo.Process.Signal(syscall.SIGINT)).To(Succeed())
-		drain()
-		<-drained
-		_ = demo.Wait() // an interrupt is its regular end
-	}()
-	var exports []string
-	var status string
-	lines := bufio.NewScanner(out)
-	for status == "" || len(exports) < 2 {
-		g.Expect(lines.Scan()).To(BeTrue(), "the demo ended")
-		line := strings.TrimSpace(lines.Text())
-		switch {
-		case strings.HasPrefix(line, "export "):
-			exports = append(exports, line)
-		case strings.HasPrefix(line, "http://") && strings.HasSuffix(line, "/status/"):
-			status = line
-		}
-	}
-	drain()
-
-	run := func(commands []string) {
-		t.Helper()
-		script := exec.CommandContext(t.Context(), "bash", "-eux")
-		script.Dir = "../.."
-		script.Stdin = strings.NewReader(strings.Join(append(exports, commands...), "\n"))
-		out, err := script.CombinedOutput()
-		g.Expect(err).NotTo(HaveOccurred(), "%s", out)
-	}
+	status, run := startDemo(t)
 	type view struct {
 		Extension struct {
 			Row struct {
@@ -94,15 +43,93 @@ func TestGetStarted(t *testing.T) {
 		g.Expect(json.NewDecoder(resp.Body).Decode(&v)).To(Succeed())
 		return v
 	}
-	run(parts[0])
+	run(parts[0]...)
 	// The commands wait for the state API, and the page hears of changes by itself.
 	g.Eventually(func() string { return mine().Extension.Row.State }).Should(Equal("Connected"))
 	g.Expect(mine().Extension.Row.Username).To(Equal("system:serviceaccount:team-mine:mine"))
-	run(parts[1])
+	run(parts[1]...)
 	g.Eventually(func() int { return mine().Extension.Row.Connects }).Should(Equal(2))
 	var reasons []string
 	for _, e := range mine().Extension.Timeline {
 		reasons = append(reasons, e.What+" "+e.Reason)
 	}
 	g.Expect(reasons).To(ContainElements("Disconnected ServiceAccountNotFound", "Connected "))
+}
+
+// docs/guide-permissions.md works as it is written: the tenant ends up with the permissions that it
+// uses, and no others.
+func TestGuidePermissions(t *testing.T) {
+	testenv.SkipIfShort(t)
+	g := NewWithT(t)
+	_, run := startDemo(t)
+	out := run(slices.Concat(commandsOf(t, "guide-permissions.md")...)...)
+	g.Expect(out).To(ContainSubstring("ServiceAccount team-shop/shop used all that it may."))
+	g.Expect(run("kubectl auth can-i --as=system:serviceaccount:team-shop:shop --list -n team-shop")).
+		To(And(MatchRegexp(`configmaps +\[\] +\[opening-hours\] +\[[a-z ]*create`),
+			Not(MatchRegexp(`secrets|delete|\[\*\] `))))
+}
+
+// commandsOf returns the commands of each block of a page but the first, which is make run.
+func commandsOf(t *testing.T, page string) (parts [][]string) {
+	t.Helper()
+	text, err := os.ReadFile("../../docs/" + page)
+	NewWithT(t).Expect(err).NotTo(HaveOccurred())
+	for _, block := range regexp.MustCompile("(?s)```console\n(.*?)```").FindAllStringSubmatch(string(text), -1)[1:] {
+		var commands []string
+		for line := range strings.Lines(block[1]) {
+			commands = append(commands, strings.TrimPrefix(strings.TrimSpace(line), "$ "))
+		}
+		parts = append(parts, commands)
+	}
+	return parts
+}
+
+// startDemo starts the demo. It returns the address of the status page, and what runs commands as
+// the page of the demo says.
+func startDemo(t *testing.T) (status string, run func(commands ...string) (output string)) {
+	t.Helper()
+	g := NewWithT(t)
+	demo := latchkey(t, "demo")
+	out, err := demo.StdoutPipe()
+	g.Expect(err).NotTo(HaveOccurred())
+	g.Expect(demo.Start()).To(Succeed())
+	drained := make(chan struct{})
+	var draining sync.Once
+	drain := func() {
+		draining.Do(func() {
+			go func() {
+				defer close(drained)
+				_, _ = io.Copy(io.Discard, out)
+			}()
+		})
+	}
+	t.Cleanup(func() {
+		g.Expect(demo.Process.Signal(syscall.SIGINT)).To(Succeed())
+		drain()
+		<-drained
+		_ = demo.Wait() // an interrupt is its regular end
+	})
+	var exports []string
+	lines := bufio.NewScanner(out)
+	for status == "" || len(exports) < 2 {
+		g.Expect(lines.Scan()).To(BeTrue(), "the demo ended")
+		line := strings.TrimSpace(lines.Text())
+		switch {
+		case strings.HasPrefix(line, "export "):
+			exports = append(exports, line)
+		case strings.HasPrefix(line, "http://") && strings.HasSuffix(line, "/status/"):
+			status = line
+		}
+	}
+	drain()
+
+	return status, func(commands ...string) string {
+		t.Helper()
+		script := exec.CommandContext(t.Context(), "bash", "-eux")
+		script.Dir = "../.."
+		script.Stdin = strings.NewReader(strings.Join(append(slices.Clone(exports), commands...), "\n"))
+		out, err := script.CombinedOutput()
+		NewWithT(t).Expect(err).NotTo(HaveOccurred(), "%s", out)
+		return string(out)
+	}
 }

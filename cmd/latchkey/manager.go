@@ -53,6 +53,7 @@ type managerFlags struct {
 	leaderElectionID        string
 	userAgent               string
 	health                  healthprobe.Options
+	recordPermissions       bool
 	state                   stateFlags
 	status                  statusFlags
 	zap                     zap.Options
@@ -107,6 +108,8 @@ func (m *managerFlags) bindServing(flags *flag.FlagSet) {
 			"of the buckets' leases begin with it")
 	flags.StringVar(&m.leaderElectionNamespace, "leader-election-namespace", "",
 		"namespace of the leases; required outside of a cluster")
+	flags.BoolVar(&m.recordPermissions, "record-permissions", false, "keep a record of what each identity used and was "+
+		"refused, up to 4 KiB each, for \"kubectl latchkey role\"; those who may read states see it")
 	m.sharing.bind(flags)
 	m.state.bind(flags)
 	m.status.bind(flags)
@@ -127,6 +130,7 @@ func (m *managerFlags) options() (clustercache.Options, error) {
 		Metrics:     clustercache.MetricsOptions{PerExtension: m.metrics.perExtension},
 		Client:      clustercache.ClientOptions{UserAgent: m.userAgent},
 		HealthProbe: m.health,
+		Permissions: clustercache.PermissionOptions{Record: m.recordPermissions},
 		Cache:       clustercache.CacheOptions{WatchRBAC: true}, // no error without the permission
 	}
 	switch m.credentials {

@@ -155,6 +155,7 @@ func startOperator(ctx context.Context, cp *controlplane.ControlPlane, listener,
 	connections, err := clustercache.SetupWithManager(ctx, mgr, clustercache.Options{
 		Client:        clustercache.ClientOptions{UserAgent: operatorUser},
 		AllowIdentity: clustercache.GuardedByAdmission,
+		Permissions:   clustercache.PermissionOptions{Record: true},
 		HealthProbe: healthprobe.Options{
 			Interval:         time.Second,
 			IdentityInterval: 10 * time.Second,
@@ -198,6 +199,7 @@ func (t *tour) showAround(log string, status net.Addr) {
 	t.line("  kubectl wait --for=condition=Connected connections.state.latchkey.dev/blue")
 	t.line("  go build -o %s/kubectl-latchkey ./cmd/kubectl-latchkey && kubectl latchkey why green",
 		t.cp.Programs())
+	t.line("  kubectl latchkey role green                             # the least Role for what green does")
 	t.line("  kubectl -n team-red delete configmap greeting           # the operator creates it again, as red")
 	t.line("  kubectl -n team-blue delete serviceaccount blue         # blue is disconnected within a second")
 	t.line("  kubectl -n team-blue create serviceaccount blue         # blue connects again, as a new identity")

@@ -1,6 +1,7 @@
 package demo
 
 import (
+	"bytes"
 	"context"
 	"fmt"
 	"os"
@@ -17,6 +18,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/latchkey-dev/latchkey/clustercache"
+	"github.com/latchkey-dev/latchkey/cmd/internal/plugin"
 	"github.com/latchkey-dev/latchkey/examples/contentoperator"
 	"github.com/latchkey-dev/latchkey/internal/controlplane"
 )
@@ -233,6 +235,9 @@ func (t *tour) grant(ctx context.Context, cause causer) error {
 		return err
 	}
 	t.saw("yellow is connected but not installed: %s", message)
+	if err := t.seeRole(ctx, "yellow", "--missing"); err != nil {
+		return err
+	}
 	if err := cause("granted yellow write access to configmaps in team-yellow", func() error {
 		yellow := tenants[3]
 		yellow.readOnly = false
@@ -254,6 +259,23 @@ func (t *tour) grant(ctx context.Context, cause causer) error {
 		return errors.Errorf("yellow reconnected: epoch %d instead of %d", current, epoch)
 	}
 	t.saw("yellow is installed, on the same connection (epoch %d)", epoch)
+	return t.seeRole(ctx, "yellow")
+}
+
+// seeRole prints which permissions an extension used, or was refused, as the plugin of kubectl
+// does.
+func (t *tour) seeRole(ctx context.Context, name string, flags ...string) error {
+	var out bytes.Buffer
+	args := append([]string{"role", name}, flags...)
+	if err := plugin.Run(ctx, &out, append(args, "--kubeconfig", t.cp.Kubeconfig())); err != nil {
+		return errors.WithMessage(err, "kubectl latchkey role")
+	}
+	t.did("kubectl latchkey %s", strings.Join(args, " "))
+	_, text, _ := strings.Cut(out.String(), "\n\n")
+	table, _, _ := strings.Cut(text, "\n\n") // then come the roles
+	for line := range strings.Lines(table) {
+		t.saw("%s", strings.TrimSpace(line))
+	}
 	return nil
 }
 

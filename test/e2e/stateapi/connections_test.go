@@ -44,10 +44,16 @@ type operator struct {
 // startOperator starts a manager with a ClusterCache and its state API.
 func startOperator(t *testing.T, changes ...func(*clustercache.Options)) *operator {
 	t.Helper()
+	return startOperatorAs(t, cp.Config(), changes...)
+}
+
+// startOperatorAs is startOperator for an operator with other permissions.
+func startOperatorAs(t *testing.T, config *rest.Config, changes ...func(*clustercache.Options)) *operator {
+	t.Helper()
 	g := NewWithT(t)
 	s := newServed(t)
 	s.allow(t)
-	mgr, err := ctrl.NewManager(cp.Config(), ctrl.Options{Metrics: metricsserver.Options{BindAddress: "0"}})
+	mgr, err := ctrl.NewManager(config, ctrl.Options{Metrics: metricsserver.Options{BindAddress: "0"}})
 	g.Expect(err).NotTo(HaveOccurred())
 	skip := true
 	options := clustercache.Options{

@@ -68,8 +68,13 @@ func TestPlugin(t *testing.T) {
 	eventually(t, why).Should(And(ContainSubstring("It cannot read 3 of its 3 scopes:"),
 		ContainSubstring("  Forbidden: Secret.v1 in namespace asked, for secrets\n"),
 		ContainSubstring("  Forbidden: Node.v1 in all namespaces"),
-		ContainSubstring("kind: ClusterRoleBinding")))
-	roles, err := plugin("why", "asked", "--role")
+		HaveSuffix("\"kubectl latchkey role asked --missing\" prints roles that would allow it.\n")))
+	text, err = plugin("role", "asked", "--missing")
+	g.Expect(err).NotTo(HaveOccurred())
+	g.Expect(text).To(And(
+		ContainSubstring("Left out: list nodes in the cluster (a ClusterRole); --allow cluster-wide adds it\n"),
+		Not(ContainSubstring("kind: ClusterRoleBinding")), ContainSubstring("keeps no record")))
+	roles, err := plugin("role", "asked", "--missing", "--allow", "cluster-wide,secrets", "-o", "yaml")
 	g.Expect(err).NotTo(HaveOccurred())
 	kubectlWith(t, roles, "apply", "-f", "-")
 	t.Cleanup(func() {

@@ -1,4 +1,4 @@
-package main
+package plugin
 
 import (
 	"context"
@@ -8,50 +8,34 @@ import (
 	"strings"
 	"time"
 
-	"github.com/pkg/errors"
 	"k8s.io/apimachinery/pkg/util/duration"
 
 	"github.com/latchkey-dev/latchkey/internal/advice"
+	"github.com/latchkey-dev/latchkey/internal/leastrole"
 	"github.com/latchkey-dev/latchkey/internal/untrusted"
 	"github.com/latchkey-dev/latchkey/stateapi/v1alpha1"
 )
 
-// why prints why an extension is not connected, or what its identity may not read.
-func (c *cli) why(ctx context.Context, out io.Writer, name string, onlyRole bool) error {
+// why prints why an extension is not connected, or what its identity may not do.
+func (c *cli) why(ctx context.Context, out io.Writer, name string) error {
 	out = untrusted.Terminal(out)
 	connection, err := c.get(ctx, name)
 	if err != nil {
 		return err
 	}
 	var scopes []v1alpha1.Scope
-	roles := ""
 	if connection.Status.Scopes > 0 {
-		if scopes, err = c.scopesOf(ctx, name); err != nil {
-			return err
-		}
-		objects, err := rolesFor(connection, scopes, c.mapper())
-		if err != nil {
-			return err
-		}
-		if roles, err = manifest(objects); err != nil {
+		if scopes, err = c.scopesOf(ctx, connection); err != nil {
 			return err
 		}
 		scopes = slices.DeleteFunc(scopes, func(s v1alpha1.Scope) bool { return s.Status.State == "Synced" })
 	}
-	if onlyRole && roles == "" && slices.ContainsFunc(scopes, func(s v1alpha1.Scope) bool { return isForbidden(&s) }) {
-		return errors.Errorf("the connection is not that of a ServiceAccount of this cluster (source %q): grant list and "+
-			"watch at its API server, %s", connection.Status.Source, connection.Status.Target)
-	}
-	if onlyRole {
-		_, err = io.WriteString(out, roles)
-		return err
-	}
-	_, err = io.WriteString(out, explain(connection, scopes, roles, time.Now()))
+	_, err = io.WriteString(out, explain(connection, scopes, time.Now()))
 	return err
 }
 
 // explain returns what why prints. scopes are those that are not Synced.
-func explain(c *v1alpha1.Connection, scopes []v1alpha1.Scope, roles string, now time.Time) string {
+func explain(c *v1alpha1.Connection, scopes []v1alpha1.Scope, now time.Time) string {
 	var out strings.Builder
 	line := func(name, value string) {
 		if value = strings.Join(strings.Fields(value), " "); value != "" {
@@ -80,21 +64,25 @@ func explain(c *v1alpha1.Connection, scopes []v1alpha1.Scope, roles string, now 
 	if len(scopes) > 0 {
 		fmt.Fprintf(&out, "\nIt cannot read %d of its %d scopes:\n", len(scopes), status.Scopes)
 	}
-	forbidden := false
+	lacks := false
 	for i := range scopes {
 		fmt.Fprintf(&out, "  %s\n", describe(&scopes[i].Status))
-		forbidden = forbidden || isForbidden(&scopes[i])
+		lacks = lacks || isForbidden(&scopes[i])
 	}
-	command := "why " + c.Name + " --role"
-	if c.Namespace != "" {
-		command += " -n " + c.Namespace
+	if record := status.Permissions; record != nil && len(record.Refused) > 0 {
+		lacks = true
+		out.WriteString("\nIt was refused, in the last hour:\n")
+		for _, refused := range record.Refused {
+			u := useOf(refused)
+			fmt.Fprintf(&out, "  %s %s in %s, %d times\n", u.Verb, u.of(), u.in(), u.count)
+		}
 	}
+	_, isServiceAccount := leastrole.SubjectOf(status.Source)
 	switch {
-	case roles != "":
-		fmt.Fprintf(&out, "\nThese roles would allow it. Read them first; \"%s\" prints only them, to apply:\n\n%s",
-			command, roles)
-	case forbidden:
-		fmt.Fprintf(&out, "\nGrant list and watch there, at %s.\n", status.Target)
+	case lacks && isServiceAccount:
+		fmt.Fprintf(&out, "\n\"%s --missing\" prints roles that would allow it.\n", commandOf(c))
+	case lacks:
+		fmt.Fprintf(&out, "\nGrant it there, at %s.\n", status.Target)
 	case len(scopes) == 0 && status.State == v1alpha1.StateConnected && status.Message == "":
 		out.WriteString("\nIt is connected, and may read all that is asked for.\n")
 	}

@@ -1,4 +1,4 @@
-package main
+package plugin
 
 import (
 	"cmp"
@@ -15,7 +15,6 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
-	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/dynamic"
 
 	"github.com/latchkey-dev/latchkey/internal/untrusted"
@@ -44,7 +43,7 @@ func (c *cli) top(ctx context.Context, out io.Writer, by string, allNamespaces b
 	if err != nil {
 		return err
 	}
-	found, err := listAll[v1alpha1.Connection](ctx, connections, "connections")
+	found, err := listAll[v1alpha1.Connection](ctx, connections, "connections", "")
 	if err != nil {
 		return err
 	}
@@ -55,7 +54,7 @@ func (c *cli) top(ctx context.Context, out io.Writer, by string, allNamespaces b
 	}
 	var sharedScopes map[string][]sharedScope
 	if slices.ContainsFunc(caches, func(users sharing) bool { return len(users) > 1 }) {
-		all, err := listAll[v1alpha1.Scope](ctx, scopes, "scopes")
+		all, err := listAll[v1alpha1.Scope](ctx, scopes, "scopes", "")
 		if err != nil {
 			return err
 		}
@@ -96,17 +95,17 @@ func (c *cli) top(ctx context.Context, out io.Writer, by string, allNamespaces b
 	return printUsages(out, usages)
 }
 
-// listAll reads all pages.
-func listAll[T any](ctx context.Context, from dynamic.ResourceInterface, what string) (all []T, err error) {
-	for options := (metav1.ListOptions{Limit: pageSize}); ; {
+// listAll reads all pages of what a field selector selects.
+func listAll[T any](ctx context.Context, from dynamic.ResourceInterface, what, selector string) (all []T, err error) {
+	for options := (metav1.ListOptions{Limit: pageSize, FieldSelector: selector}); ; {
 		page, err := from.List(ctx, options)
 		if err != nil {
 			return nil, errors.Wrapf(err, "reading the %s", what)
 		}
 		for i := range page.Items {
 			var item T
-			if err := runtime.DefaultUnstructuredConverter.FromUnstructured(page.Items[i].Object, &item); err != nil {
-				return nil, errors.Wrapf(err, "reading the %s", what)
+			if err := fromUnstructured(&page.Items[i], &item); err != nil {
+				return nil, errors.WithMessagef(err, "reading the %s", what)
 			}
 			all = append(all, item)
 		}
@@ -193,11 +192,7 @@ func scopesByCache(connections []v1alpha1.Connection, scopes []v1alpha1.Scope) m
 // objectsOf returns how many objects the first of some connections or scopes has that is not gone.
 func objectsOf(ctx context.Context, from dynamic.ResourceInterface, of ...metav1.Object) (int64, error) {
 	for _, one := range of {
-		resource := from
-		if named, ok := from.(dynamic.NamespaceableResourceInterface); ok && one.GetNamespace() != "" {
-			resource = named.Namespace(one.GetNamespace())
-		}
-		got, err := resource.Get(ctx, one.GetName(), metav1.GetOptions{})
+		got, err := in(from, one.GetNamespace()).Get(ctx, one.GetName(), metav1.GetOptions{})
 		if apierrors.IsNotFound(err) {
 			continue
 		}

@@ -1,0 +1,2 @@
+// Package plugin has the commands of kubectl-latchkey.
+package plugin
