@@ -11,6 +11,7 @@ import (
 	"github.com/latchkey-dev/latchkey/accessor/internal/connection"
 	"github.com/latchkey-dev/latchkey/accessor/watches"
 	"github.com/latchkey-dev/latchkey/internal/connstate"
+	"github.com/latchkey-dev/latchkey/internal/permissioncheck"
 )
 
 // Binding is what an object, as a caller read it, says about its connection.
@@ -112,6 +113,23 @@ func (v View) GetCluster(context.Context) (cluster.Cluster, error) {
 		return nil, err
 	}
 	return published.conn.Cluster()
+}
+
+// CheckPermissions asks the API server which permissions the identity lacks.
+func (v View) CheckPermissions(ctx context.Context, check permissioncheck.Check) (*permissioncheck.Answer, error) {
+	_, published, err := v.published()
+	if err != nil {
+		return nil, err
+	}
+	checker, err := published.conn.Checker()
+	if err != nil {
+		return nil, err
+	}
+	answer, err := checker.Run(ctx, check)
+	if err == nil {
+		published.conn.NoteReviews(answer)
+	}
+	return answer, err
 }
 
 // Watch registers a watch; see clustercache.ClusterCache.

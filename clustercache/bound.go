@@ -13,6 +13,7 @@ import (
 
 	"github.com/latchkey-dev/latchkey/accessor"
 	"github.com/latchkey-dev/latchkey/internal/connstate"
+	"github.com/latchkey-dev/latchkey/internal/permissioncheck"
 )
 
 // Bound has the calls of ClusterCache for one extension, bound to the object as the caller read it;
@@ -28,6 +29,9 @@ type Bound interface {
 	GetRESTConfig(ctx context.Context) (*rest.Config, error)
 	// GetCluster is GetCluster of ClusterCache.
 	GetCluster(ctx context.Context) (cluster.Cluster, error)
+	// CheckPermissions asks the API server, as the identity, which permissions it lacks for a
+	// content: before the first write, so that nothing is half applied. See PermissionCheck.
+	CheckPermissions(ctx context.Context, check PermissionCheck) (*PermissionReport, error)
 	// Watch is Watch of ClusterCache. The registration belongs to the extension, not to this view:
 	// after a change of the reference it watches as the new identity.
 	Watch(ctx context.Context, watcher Watcher) error
@@ -93,6 +97,19 @@ type bound struct {
 }
 
 var _ Bound = (*bound)(nil)
+
+// CheckPermissions implements Bound.
+func (b *bound) CheckPermissions(ctx context.Context, check PermissionCheck) (*PermissionReport, error) {
+	if err := check.complete(); err != nil {
+		return nil, err
+	}
+	answer, err := b.View.CheckPermissions(ctx, permissioncheck.Check(check))
+	if err != nil {
+		return nil, err
+	}
+	state, _ := b.View.State()
+	return permissionReportOf(answer, state.Extension, state.Source), nil
+}
 
 // Watch implements Bound.
 func (b *bound) Watch(ctx context.Context, watcher Watcher) error { return b.View.Watch(ctx, watcher) }

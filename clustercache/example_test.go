@@ -8,6 +8,7 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/types"
@@ -326,6 +327,24 @@ func ExampleWatcherOptions_namespaces() {
 		return cc.Watch(ctx, extension, watch)
 	}
 	_ = register
+}
+
+// A content is applied if nothing that it takes is missing, and the condition says what is.
+func ExampleBound_checkPermissions() {
+	type status struct{ Conditions []metav1.Condition }
+	mayApply := func(ctx context.Context, connection clustercache.Bound, objects []client.Object, status *status,
+		generation int64) error {
+		report, err := connection.CheckPermissions(ctx, clustercache.PermissionCheck{Objects: objects})
+		if err != nil {
+			return err
+		}
+		meta.SetStatusCondition(&status.Conditions, clustercache.PermissionsCondition(report, nil, generation))
+		if err := report.Err(); err != nil {
+			return err // all that is missing, and apierrors.IsForbidden
+		}
+		return nil
+	}
+	_ = mayApply
 }
 
 // Sets of namespaces that change.

@@ -36,8 +36,9 @@ type PermissionRecord struct {
 	// request that failed for another reason, for example a conflict or a quota, used them, too.
 	Used []PermissionUse `json:"used,omitempty"`
 	// Refused are those that the API server's authorizer denied less than an hour ago, and has not
-	// granted since. Of objects without a name on record a grant is not known, so these stay for
-	// the hour. An apply that would create an object may be refused the verb create.
+	// granted since; also what CheckPermissions found missing. Of objects without a name on record a
+	// grant is not known, so these stay for the hour. An apply that would create an object may be
+	// refused the verb create.
 	Refused []PermissionUse `json:"refused,omitempty"`
 	// Incomplete says that the record had no room for some permissions.
 	Incomplete bool `json:"incomplete,omitempty"`

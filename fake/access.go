@@ -16,7 +16,7 @@ import (
 // namespace, or in all namespaces if namespace is empty. Cached and uncached reads of the kind
 // there return Forbidden, and so do lists over all namespaces. Watches of the kind end, OnError
 // receives StateForbidden, and the sources receive an event. An unknown extension becomes known.
-// Writes are not affected.
+// Writes are not affected: see ForbidWrites.
 func (f *Cache) Forbid(key client.ObjectKey, gvk schema.GroupVersionKind, namespace string) {
 	f.setAccess(key, place{gvk.GroupKind(), namespace}, &restriction{})
 }
@@ -40,6 +40,40 @@ func (f *Cache) ForbidListAndWatch(key client.ObjectKey, gvk schema.GroupVersion
 // and the sources receive an event.
 func (f *Cache) Allow(key client.ObjectKey, gvk schema.GroupVersionKind, namespace string) {
 	f.setAccess(key, place{gvk.GroupKind(), namespace}, nil)
+}
+
+// ForbidWrites takes from an extension's identity the permission to use these verbs, such as create
+// and patch, on the kind in the namespace, or in all namespaces if namespace is empty; without
+// verbs create, update, patch, delete and deletecollection. Such writes of its clients return
+// Forbidden, and CheckPermissions says so. An apply needs patch, and create if there is no such
+// object. An unknown extension becomes known.
+func (f *Cache) ForbidWrites(key client.ObjectKey, gvk schema.GroupVersionKind, namespace string, verbs ...string) {
+	if len(verbs) == 0 {
+		verbs = []string{"create", "update", "patch", "delete", "deletecollection"}
+	}
+	f.setWrites(key, place{gvk.GroupKind(), namespace}, verbs)
+}
+
+// AllowWrites gives back what ForbidWrites took of the kind in the namespace. The sources receive
+// an event.
+func (f *Cache) AllowWrites(key client.ObjectKey, gvk schema.GroupVersionKind, namespace string) {
+	f.setWrites(key, place{gvk.GroupKind(), namespace}, nil)
+	f.mu.Lock()
+	object := f.getOrAddLocked(key).object
+	f.mu.Unlock()
+	f.hub.Changed(object)
+}
+
+func (f *extensions) setWrites(key client.ObjectKey, where place, verbs []string) {
+	f.mu.Lock()
+	access := f.getOrAddLocked(key).access
+	f.mu.Unlock()
+	access.mu.Lock()
+	defer access.mu.Unlock()
+	if access.writes == nil {
+		access.writes = map[place][]string{}
+	}
+	access.writes[where] = verbs
 }
 
 func (f *extensions) setAccess(key client.ObjectKey, where place, forbidden *restriction) {
@@ -74,6 +108,7 @@ type restriction struct {
 type access struct {
 	mu        sync.Mutex
 	forbidden map[place]restriction // guarded by mu
+	writes    map[place][]string    // guarded by mu; verbs that ForbidWrites took
 }
 
 // set records what is forbidden in a place, nil for nothing. set reports whether anything changed.
@@ -100,14 +135,26 @@ func (a *access) set(where place, forbidden *restriction) bool {
 func (a *access) permits(kind schema.GroupKind, namespace, name, verb string) bool {
 	a.mu.Lock()
 	defer a.mu.Unlock()
+	for where, verbs := range a.writes {
+		if where.has(kind, namespace) && slices.Contains(verbs, verb) {
+			return false
+		}
+	}
+	if !slices.Contains([]string{"get", "list", "watch"}, verb) {
+		return true
+	}
 	for where, left := range a.forbidden {
-		here := where.kind == kind && (where.namespace == "" || namespace == "" || where.namespace == namespace)
 		mayGet := left.get && verb == "get"
-		if here && !mayGet && !slices.Contains(left.names, name) {
+		if where.has(kind, namespace) && !mayGet && !slices.Contains(left.names, name) {
 			return false
 		}
 	}
 	return true
+}
+
+// has reports whether a request about a kind in a namespace, or in all, is about the place.
+func (p place) has(kind schema.GroupKind, namespace string) bool {
+	return p.kind == kind && (p.namespace == "" || namespace == "" || p.namespace == namespace)
 }
 
 // checkAccess returns the error of a read that Forbid forbids, nil for others.

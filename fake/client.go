@@ -6,8 +6,10 @@ import (
 	"strings"
 
 	"github.com/pkg/errors"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/selection"
@@ -107,28 +109,63 @@ func keep(list client.ObjectList, key map[string]string) error {
 }
 
 func (b *boundClient) Apply(ctx context.Context, obj runtime.ApplyConfiguration, opts ...client.ApplyOption) error {
-	if err := b.conn.Err(); err != nil {
+	if err := b.mayApply(ctx, obj); err != nil {
 		return err
 	}
 	return b.Client.Apply(ctx, obj, opts...)
 }
 
-func (b *boundClient) Create(ctx context.Context, obj client.Object, opts ...client.CreateOption) error {
+// mayApply returns why an apply fails, nil if it does not: there must be a permission to create,
+// too, if there is no such object.
+func (b *boundClient) mayApply(ctx context.Context, configuration runtime.ApplyConfiguration) error {
 	if err := b.conn.Err(); err != nil {
+		return err
+	}
+	content, err := runtime.DefaultUnstructuredConverter.ToUnstructured(configuration)
+	if err != nil {
+		return nil // so says the client
+	}
+	object := &unstructured.Unstructured{Object: content}
+	if err := b.mayWrite(object, "patch"); err != nil {
+		return err
+	}
+	if err := b.mayWrite(object, "create"); err != nil {
+		found := object.DeepCopy()
+		if apierrors.IsNotFound(b.Client.Get(ctx, client.ObjectKeyFromObject(object), found)) {
+			return err
+		}
+	}
+	return nil
+}
+
+// mayWrite returns why a write fails: the connection has ended, or ForbidWrites took the verb.
+func (b *boundClient) mayWrite(object client.Object, verb string) error {
+	if err := b.conn.Err(); err != nil {
+		return err
+	}
+	gvk, err := b.GroupVersionKindFor(object)
+	if err != nil {
+		return nil // so says the client
+	}
+	return b.conn.checkAccess(gvk, object.GetNamespace(), object.GetName(), verb)
+}
+
+func (b *boundClient) Create(ctx context.Context, obj client.Object, opts ...client.CreateOption) error {
+	if err := b.mayWrite(obj, "create"); err != nil {
 		return err
 	}
 	return b.Client.Create(ctx, obj, opts...)
 }
 
 func (b *boundClient) Delete(ctx context.Context, obj client.Object, opts ...client.DeleteOption) error {
-	if err := b.conn.Err(); err != nil {
+	if err := b.mayWrite(obj, "delete"); err != nil {
 		return err
 	}
 	return b.Client.Delete(ctx, obj, opts...)
 }
 
 func (b *boundClient) Update(ctx context.Context, obj client.Object, opts ...client.UpdateOption) error {
-	if err := b.conn.Err(); err != nil {
+	if err := b.mayWrite(obj, "update"); err != nil {
 		return err
 	}
 	return b.Client.Update(ctx, obj, opts...)
@@ -136,15 +173,22 @@ func (b *boundClient) Update(ctx context.Context, obj client.Object, opts ...cli
 
 func (b *boundClient) Patch(ctx context.Context, obj client.Object, patch client.Patch,
 	opts ...client.PatchOption) error {
-	if err := b.conn.Err(); err != nil {
+	if err := b.mayWrite(obj, "patch"); err != nil {
 		return err
 	}
 	return b.Client.Patch(ctx, obj, patch, opts...)
 }
 
 func (b *boundClient) DeleteAllOf(ctx context.Context, obj client.Object, opts ...client.DeleteAllOfOption) error {
+	options := client.DeleteAllOfOptions{}
+	options.ApplyOptions(opts)
 	if err := b.conn.Err(); err != nil {
 		return err
+	}
+	if gvk, err := b.GroupVersionKindFor(obj); err == nil {
+		if err := b.conn.checkAccess(gvk, options.Namespace, "", "deletecollection"); err != nil {
+			return err
+		}
 	}
 	return b.Client.DeleteAllOf(ctx, obj, opts...)
 }

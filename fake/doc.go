@@ -12,7 +12,7 @@
 // Pass the Cache to the code under test. Then simulate events of a cluster: [Cache.Connect],
 // [Cache.Disconnect], [Cache.FailProbe] and [Cache.PassProbe] change the state of an extension.
 // [Cache.Forbid], [Cache.ForbidExcept], [Cache.ForbidListAndWatch] and [Cache.Allow] take and give
-// permissions to read.
+// permissions to read, [Cache.ForbidWrites] and [Cache.AllowWrites] permissions to write.
 // [NewController] returns a controller that records the requests of sources and watches.
 // Sources deliver to a real queue. Watches call their handlers for changes of the client's objects.
 // [Cache.Watches] returns the registered watches. Connections have the host [Target], and

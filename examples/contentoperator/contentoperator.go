@@ -5,6 +5,7 @@ import (
 	"io"
 	"slices"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/pkg/errors"
@@ -16,6 +17,7 @@ import (
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/yaml"
 	"k8s.io/client-go/util/workqueue"
 	ctrl "sigs.k8s.io/controller-runtime"
@@ -51,7 +53,14 @@ type reconciler struct {
 	extensions  client.Reader            // cached; as the operator itself
 	status      client.SubResourceWriter // of the extensions; as the operator itself
 	connections clustercache.ClusterCache
-	controller  controller.Controller
+	controller  clustercache.SourceWatcher[reconcile.Request]
+	applied     sync.Map // what was applied last, by the name of the extension
+}
+
+// appliedContent is a version of a content, and for which object it was applied.
+type appliedContent struct {
+	extension, content types.UID
+	version            string
 }
 
 // SetupWithManager adds the content operator to the manager.
@@ -89,13 +98,16 @@ func newExtension() *unstructured.Unstructured {
 func (r *reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Result, error) {
 	extension := newExtension()
 	if err := r.extensions.Get(ctx, req.NamespacedName, extension); err != nil {
+		if apierrors.IsNotFound(err) {
+			r.applied.Delete(req.Name)
+		}
 		return ctrl.Result{}, client.IgnoreNotFound(err)
 	}
-	installErr := r.install(ctx, extension)
+	permissions, installErr := r.install(ctx, extension)
 	if clustercache.ReportedElsewhere(installErr) {
 		return ctrl.Result{}, nil // another reconcile follows, here or on the replica that has the extension
 	}
-	if err := r.report(ctx, extension, installErr); err != nil {
+	if err := r.report(ctx, extension, permissions, installErr); err != nil {
 		return ctrl.Result{}, client.IgnoreNotFound(err)
 	}
 	if errors.Is(installErr, clustercache.ErrNotConnected) {
@@ -104,8 +116,10 @@ func (r *reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resu
 	return ctrl.Result{}, installErr
 }
 
-// install reads, applies and watches the content, all of it as the extension's ServiceAccount.
-func (r *reconciler) install(ctx context.Context, extension *unstructured.Unstructured) error {
+// install reads, applies and watches the content, all of it as the extension's ServiceAccount. It
+// returns what was asked about permissions, nil if nothing was.
+func (r *reconciler) install(ctx context.Context, extension *unstructured.Unstructured) (
+	*clustercache.PermissionReport, error) {
 	key := client.ObjectKeyFromObject(extension)
 	// The extension may already name another ServiceAccount than the connection still acts as. The
 	// content must not be applied with the permissions of the old one, so For binds the calls to
@@ -113,7 +127,7 @@ func (r *reconciler) install(ctx context.Context, extension *unstructured.Unstru
 	connection := r.connections.For(ctx, extension)
 	c, err := connection.GetClient(ctx)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	namespace, _, _ := unstructured.NestedString(extension.Object, "spec", "namespace")
 
@@ -121,17 +135,16 @@ func (r *reconciler) install(ctx context.Context, extension *unstructured.Unstru
 	// The cached read below uses the informer of this watch, so a Role with resourceNames suffices.
 	isContent := clustercache.Scope{FieldSelector: fields.OneTermEqualSelector(metav1.ObjectNameField, key.Name)}
 	if err := r.watch(ctx, connection, extension, "manifests", isContent, content); err != nil {
-		return err
+		return nil, err
 	}
 	if err := c.Get(ctx, client.ObjectKey{Namespace: namespace, Name: key.Name}, content); err != nil {
-		return errors.WithMessage(err, "reading the content")
+		return nil, errors.WithMessage(err, "reading the content")
 	}
 	manifests, err := parse(content)
 	if err != nil {
-		return err
+		return nil, err
 	}
 
-	var kinds []client.Object
 	for _, object := range manifests {
 		if object.GetNamespace() == "" {
 			object.SetNamespace(namespace)
@@ -142,21 +155,49 @@ func (r *reconciler) install(ctx context.Context, extension *unstructured.Unstru
 		}
 		objectLabels[ownerLabel] = string(extension.GetUID())
 		object.SetLabels(objectLabels)
+	}
+	permissions, err := r.checkPermissions(ctx, connection, extension, content, manifests)
+	if err != nil {
+		return permissions, err
+	}
+	var kinds []client.Object
+	for _, object := range manifests {
 		if err := c.Apply(ctx, client.ApplyConfigurationFromUnstructured(object), client.FieldOwner(name),
 			client.ForceOwnership); err != nil {
-			return errors.WithMessagef(err, "applying %s %s", object.GetKind(), object.GetName())
+			return permissions, errors.WithMessagef(err, "applying %s %s", object.GetKind(), object.GetName())
 		}
 		kind := &metav1.PartialObjectMetadata{} // enough to notice drift
 		kind.SetGroupVersionKind(object.GroupVersionKind())
 		kind.SetNamespace(object.GetNamespace())
 		kinds = append(kinds, kind)
 	}
+	r.applied.Store(key.Name, appliedContent{extension.GetUID(), content.UID, content.ResourceVersion})
 	// From here on the watches cover exactly the kinds and namespaces of the content, and only
 	// objects with the owner label. So the API server sends, and the cache keeps, no other objects.
 	ownScope := clustercache.Scope{
 		LabelSelector: labels.SelectorFromSet(labels.Set{ownerLabel: string(extension.GetUID())}),
 	}
-	return r.watch(ctx, connection, extension, "content", ownScope, kinds...)
+	return permissions, r.watch(ctx, connection, extension, "content", ownScope, kinds...)
+}
+
+// checkPermissions returns an error that names all that the ServiceAccount lacks to apply and watch
+// a new content. So nothing is half applied, and an administrator sees everything at once, in the
+// condition and by "kubectl latchkey role --missing".
+func (r *reconciler) checkPermissions(ctx context.Context, connection clustercache.Bound, extension client.Object,
+	content *corev1.ConfigMap, manifests []*unstructured.Unstructured) (*clustercache.PermissionReport, error) {
+	applied, _ := r.applied.Load(extension.GetName())
+	if applied == (appliedContent{extension.GetUID(), content.UID, content.ResourceVersion}) {
+		return nil, nil
+	}
+	check := clustercache.PermissionCheck{Verbs: []string{"list", "watch", "create", "patch"}}
+	for _, object := range manifests {
+		check.Objects = append(check.Objects, object)
+	}
+	report, err := connection.CheckPermissions(ctx, check)
+	if err != nil {
+		return nil, errors.WithMessage(err, "checking the permissions")
+	}
+	return report, report.Err()
 }
 
 // watch makes events about objects of these kinds reconcile the extension. kinds replaces the kinds
@@ -210,7 +251,8 @@ func parse(content *corev1.ConfigMap) (manifests []*unstructured.Unstructured, e
 }
 
 // report writes the conditions to the status of the extension, if they changed.
-func (r *reconciler) report(ctx context.Context, extension *unstructured.Unstructured, installErr error) error {
+func (r *reconciler) report(ctx context.Context, extension *unstructured.Unstructured,
+	permissions *clustercache.PermissionReport, installErr error) error {
 	var status struct {
 		Conditions []metav1.Condition `json:"conditions,omitempty"`
 	}
@@ -220,7 +262,11 @@ func (r *reconciler) report(ctx context.Context, extension *unstructured.Unstruc
 		}
 	}
 	changed := false
-	for _, condition := range conditions(installErr) {
+	latest := conditions(installErr)
+	if permissions != nil {
+		latest = append(latest, clustercache.PermissionsCondition(permissions, nil, extension.GetGeneration()))
+	}
+	for _, condition := range latest {
 		condition.ObservedGeneration = extension.GetGeneration()
 		changed = meta.SetStatusCondition(&status.Conditions, condition) || changed
 	}

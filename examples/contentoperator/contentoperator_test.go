@@ -19,12 +19,14 @@ import (
 	"k8s.io/klog/v2"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
+	fakeclient "sigs.k8s.io/controller-runtime/pkg/client/fake"
 	"sigs.k8s.io/controller-runtime/pkg/controller"
 	"sigs.k8s.io/controller-runtime/pkg/manager"
 	metricsserver "sigs.k8s.io/controller-runtime/pkg/metrics/server"
 
 	"github.com/latchkey-dev/latchkey/clustercache"
 	"github.com/latchkey-dev/latchkey/config"
+	"github.com/latchkey-dev/latchkey/fake"
 	"github.com/latchkey-dev/latchkey/internal/controlplane"
 	"github.com/latchkey-dev/latchkey/test/support/testenv"
 )
@@ -255,4 +257,42 @@ func TestParse(t *testing.T) {
 		_, err := parse(&corev1.ConfigMap{Data: map[string]string{"bad": bad}})
 		g.Expect(err).To(MatchError(ContainSubstring("bad of the content")), bad)
 	}
+}
+
+// A content of which the ServiceAccount may not apply a part is not applied at all, and the error
+// names all that is missing.
+func TestNothingIsHalfApplied(t *testing.T) {
+	g := NewWithT(t)
+	content := &corev1.ConfigMap{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "n", Name: "red"},
+		Data: map[string]string{
+			"a": "{apiVersion: v1, kind: ConfigMap, metadata: {name: greeting}}",
+			"b": "{apiVersion: v1, kind: Service, metadata: {name: shop}}",
+		},
+	}
+	c := fakeclient.NewClientBuilder().WithObjects(content).Build()
+	key := client.ObjectKey{Name: "red"}
+	cache := fake.NewFakeCache(c, key)
+	t.Cleanup(cache.Close)
+	service := corev1.SchemeGroupVersion.WithKind("Service")
+	cache.ForbidWrites(key, service, "n", "create", "patch")
+	extension := newExtension()
+	extension.SetName("red")
+	extension.SetUID("fake-red")
+	g.Expect(unstructured.SetNestedField(extension.Object, "n", "spec", "namespace")).To(Succeed())
+	r := &reconciler{connections: cache, controller: fake.NewController(t)}
+	report, err := r.install(t.Context(), extension)
+	g.Expect(clustercache.PermissionsCondition(report, nil, 1).Reason).To(Equal("MissingPermissions"))
+	g.Expect(apierrors.IsForbidden(err)).To(BeTrue(), "%v", err)
+	g.Expect(err).To(MatchError(ContainSubstring("create, patch services shop in namespace n")))
+	greeting := client.ObjectKey{Namespace: "n", Name: "greeting"}
+	g.Expect(apierrors.IsNotFound(c.Get(t.Context(), greeting, &corev1.ConfigMap{}))).To(BeTrue())
+	cache.AllowWrites(key, service, "n")
+	_, err = r.install(t.Context(), extension)
+	g.Expect(err).NotTo(HaveOccurred())
+	g.Expect(c.Get(t.Context(), greeting, &corev1.ConfigMap{})).To(Succeed())
+	cache.ForbidWrites(key, service, "n")
+	report, err = r.install(t.Context(), extension)
+	g.Expect(err).To(MatchError(ContainSubstring("applying Service shop")))
+	g.Expect(report).To(BeNil(), "the same content is not checked again")
 }

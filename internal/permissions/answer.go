@@ -35,7 +35,7 @@ func (r *Record) NoteAnswer(needed Permission, status int, text []byte, at time.
 			r.Note(needed, false, at)
 		}
 	case status == http.StatusForbidden:
-		r.noteForbidden(needed, text, at)
+		r.noteForbidden(needed, string(text), at)
 	case status == http.StatusUnauthorized, status == http.StatusTooManyRequests,
 		status >= http.StatusInternalServerError, status >= http.StatusMultipleChoices && status < http.StatusBadRequest:
 	default:
@@ -48,32 +48,35 @@ func (r *Record) NoteAnswer(needed Permission, status int, text []byte, at time.
 	}
 }
 
+// Refusal returns the permission that the text of an answer with status 403 says is missing, as
+// verb and name, for a request that needs p. verb is empty if the text is not that of the
+// authorizer.
+func Refusal(p Permission, text string) (verb, name string) {
+	if found := escalation.FindStringSubmatch(text); found != nil && p.Group == rbacv1.GroupName {
+		if strings.HasSuffix(p.Resource, "bindings") {
+			return Bind, found[1]
+		}
+		return Escalate, found[1]
+	}
+	if found := denial.FindStringSubmatch(text); found != nil {
+		return found[1], p.Name
+	}
+	return "", ""
+}
+
 // noteForbidden records an answer with status 403, which is the authorizer's or admission's.
-func (r *Record) noteForbidden(needed Permission, text []byte, at time.Time) {
-	denied := denial.FindSubmatch(text)
-	escalates := escalation.FindSubmatch(text)
-	if escalates != nil && needed.Group == rbacv1.GroupName {
+func (r *Record) noteForbidden(needed Permission, text string, at time.Time) {
+	verb, name := Refusal(needed, text)
+	switch verb {
+	case "":
+		if len(text) < MaxText && admission.MatchString(text) {
+			r.Note(needed, false, at)
+		}
+		return
+	case needed.Verb:
+	case "create", Bind, Escalate: // beside the permission of the request itself
 		r.Note(needed, false, at)
-		needed.Name, needed.Verb = string(escalates[1]), Escalate
-		if strings.HasSuffix(needed.Resource, "bindings") {
-			needed.Verb = Bind
-		}
-		r.Note(needed, true, at)
-		return
 	}
-	if denied == nil {
-		if len(text) < MaxText && admission.Match(text) {
-			r.Note(needed, false, at)
-		}
-		return
-	}
-	// An apply or an update that creates needs two permissions, and the answer has the one that is
-	// missing. That of constrained impersonation is missing to who impersonates.
-	if verb := string(denied[1]); verb != needed.Verb {
-		if verb == "create" {
-			r.Note(needed, false, at)
-		}
-		needed.Verb = verb
-	}
+	needed.Verb, needed.Name = verb, name
 	r.Note(needed, true, at)
 }

@@ -50,6 +50,21 @@ func (r *Record) Note(p Permission, refused bool, at time.Time) {
 	}
 }
 
+// Granted forgets that a permission was refused. It returns false if it was not on record.
+func (r *Record) Granted(p Permission) bool {
+	p.normalize()
+	v := slices.Index(knownVerbs, p.Verb)
+	if r == nil || v < 0 {
+		return false
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if s := r.find(p); s != nil {
+		return s.granted(verb(v), p.Name)
+	}
+	return false
+}
+
 // isEverybodys reports whether the default roles of Kubernetes give the permission to each user: to
 // discover, and to ask about oneself.
 func isEverybodys(p Permission) bool {

@@ -159,6 +159,23 @@ func (s *resource) note(v verb, name string, refused bool, at uint32) {
 	}
 }
 
+// granted forgets that a verb was refused for a name, or for all without one. It returns false if
+// it was not.
+func (s *resource) granted(v verb, name string) bool {
+	at := slices.IndexFunc(s.uses, func(u use) bool { return u.verb == v && u.refused > 0 })
+	if at < 0 {
+		return false
+	}
+	bit, all := uint16(0), name == "" && !s.anyNamespace
+	if n := slices.Index(s.names, name); n >= 0 {
+		bit = 1 << n
+	}
+	u := &s.uses[at]
+	before := *u
+	u.forgive(bit, all)
+	return *u != before
+}
+
 // forgive forgets a refusal of some names, or of all.
 func (u *use) forgive(names uint16, all bool) {
 	u.refusedNames &^= names

@@ -28,6 +28,7 @@ import (
 	"github.com/latchkey-dev/latchkey/internal/connstate"
 	"github.com/latchkey-dev/latchkey/internal/identity"
 	"github.com/latchkey-dev/latchkey/internal/ownwrites"
+	"github.com/latchkey-dev/latchkey/internal/permissioncheck"
 	"github.com/latchkey-dev/latchkey/internal/permissions"
 	"github.com/latchkey-dev/latchkey/internal/replay"
 	"github.com/latchkey-dev/latchkey/scopedcache"
@@ -76,6 +77,7 @@ type Connection struct {
 
 	clients      func() (*Clients, error) // built once, without I/O
 	builtClients atomic.Pointer[Clients]  // the result of clients
+	checker      atomic.Pointer[permissioncheck.Checker]
 	cluster      func() (cluster.Cluster, error)
 }
 

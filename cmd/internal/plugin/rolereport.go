@@ -177,6 +177,8 @@ func (r *report) powersOf(u use, f roleFlags) (all []power) {
 	of.Verb = verb
 	word, meaning := leastrole.PowerOf(of)
 	switch {
+	case verb == permissions.Bind && strings.HasSuffix(u.Resource, "bindings"):
+		return []power{{"", "it takes bind on the role that the binding names, or what that role grants"}}
 	case onBehalf && f.impersonator == "":
 		return []power{{"", "the user who impersonates lacks it; name that user with --impersonator"}}
 	case u.anyNamespace:

@@ -117,7 +117,11 @@ func boundGetters(w World, view clustercache.Bound, name string) map[string]func
 		"GetUncachedClient": func(ctx context.Context) error { _, err := view.GetUncachedClient(ctx); return err },
 		"GetRESTConfig":     func(ctx context.Context) error { _, err := view.GetRESTConfig(ctx); return err },
 		"GetCluster":        func(ctx context.Context) error { _, err := view.GetCluster(ctx); return err },
-		"Watch":             func(ctx context.Context) error { return view.Watch(ctx, watcher) },
-		"WatchContent":      func(ctx context.Context) error { return view.WatchContent(ctx, content) },
+		"CheckPermissions": func(ctx context.Context) error {
+			_, err := view.CheckPermissions(ctx, clustercache.PermissionCheck{})
+			return err
+		},
+		"Watch":        func(ctx context.Context) error { return view.Watch(ctx, watcher) },
+		"WatchContent": func(ctx context.Context) error { return view.WatchContent(ctx, content) },
 	}
 }

@@ -68,13 +68,14 @@ func Test(t *testing.T, newWorld func(t *testing.T) World) {
 		"Unknown": unknown, "Handles": handles, "Watch": watch, "WatchConflict": watchConflict,
 		"WatchDependents":       watchDependents,
 		"UnwatchInsideAHandler": unwatchInsideAHandler, "WatchContent": watchContent, "States": states,
-		"SubscribeStates": subscribeStates,
-		"Permissions":     permissions,
-		"ReadYourWrites":  readYourWrites,
-		"WatchNamespaces": watchNamespaces,
-		"WatchLabels":     watchLabels,
-		"WatchAllowed":    watchAllowed,
-		"Bound":           boundToObject, "Source": extensionSource, "TypedSource": typedSource,
+		"SubscribeStates":  subscribeStates,
+		"Permissions":      permissions,
+		"CheckPermissions": checkPermissions,
+		"ReadYourWrites":   readYourWrites,
+		"WatchNamespaces":  watchNamespaces,
+		"WatchLabels":      watchLabels,
+		"WatchAllowed":     watchAllowed,
+		"Bound":            boundToObject, "Source": extensionSource, "TypedSource": typedSource,
 	} {
 		t.Run(name, func(t *testing.T) { test(t, newWorld(t)) })
 	}

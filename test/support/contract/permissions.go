@@ -9,7 +9,9 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/latchkey-dev/latchkey/clustercache"
@@ -77,4 +79,56 @@ func permitted(t *testing.T, err error) bool {
 		NewWithT(t).Expect(err).NotTo(HaveOccurred())
 	}
 	return err == nil
+}
+
+// checkPermissions tests that a check finds which permissions are missing, and which kinds.
+func checkPermissions(t *testing.T, w World) {
+	g := NewWithT(t)
+	connect(t, w, "red")
+	bound := w.Cache().For(t.Context(), w.Object(t, "red"))
+	g.Eventually(func() error { _, err := bound.GetClient(t.Context()); return err }).WithTimeout(patience).
+		Should(Succeed())
+	reads := clustercache.PermissionCheck{
+		Objects: []client.Object{configMap(w, "checked")},
+		Verbs:   []string{"get", "list", "watch"},
+	}
+	report, err := bound.CheckPermissions(t.Context(), reads)
+	g.Expect(err).NotTo(HaveOccurred())
+	g.Expect(report.Missing).To(BeEmpty())
+	g.Expect(report.Err()).NotTo(HaveOccurred())
+	g.Expect(report.NotFound).To(BeEmpty())
+	g.Expect(clustercache.PermissionsCondition(report, nil, 1).Reason).To(Equal("Permitted"))
+
+	unserved := &unstructured.Unstructured{}
+	unserved.SetGroupVersionKind(schema.GroupVersionKind{Group: "nowhere.example.com", Version: "v1", Kind: "Unserved"})
+	unserved.SetName("x")
+	report, err = bound.CheckPermissions(t.Context(), clustercache.PermissionCheck{Objects: []client.Object{unserved}})
+	g.Expect(err).NotTo(HaveOccurred())
+	g.Expect(report.Missing).To(BeEmpty())
+	g.Expect(report.NotFound).To(ConsistOf(clustercache.ContentNotFound{
+		Kind:    unserved.GroupVersionKind(),
+		Objects: []int{0},
+	}))
+
+	w.Restrict(t, "red")
+	var missing []string
+	g.Eventually(func() []string {
+		report, err = bound.CheckPermissions(t.Context(), reads)
+		g.Expect(err).NotTo(HaveOccurred())
+		missing = nil
+		for _, one := range report.Missing {
+			missing = append(missing, one.String())
+		}
+		return missing
+	}).WithTimeout(patience).Should(Equal([]string{"list configmaps in namespace " + w.Namespace(),
+		"watch configmaps in namespace " + w.Namespace()}))
+	g.Expect(apierrors.IsForbidden(report.Err())).To(BeTrue())
+	g.Expect(report.Err()).To(MatchError("the identity lacks permission to list, watch configmaps in namespace " +
+		w.Namespace()))
+
+	nameless := clustercache.PermissionCheck{Objects: []client.Object{&corev1.ConfigMap{}}}
+	_, err = bound.CheckPermissions(t.Context(), nameless)
+	g.Expect(err).To(MatchError(ContainSubstring("has no name")))
+	_, err = bound.CheckPermissions(t.Context(), clustercache.PermissionCheck{DryRun: true})
+	g.Expect(err).To(MatchError(ContainSubstring("FieldOwner")))
 }

@@ -1,0 +1,61 @@
+package connection
+
+import (
+	"context"
+	"time"
+
+	"github.com/pkg/errors"
+	authorizationv1 "k8s.io/api/authorization/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	authorizationv1client "k8s.io/client-go/kubernetes/typed/authorization/v1"
+
+	"github.com/latchkey-dev/latchkey/internal/permissioncheck"
+)
+
+// NoteReviews records what reviews said: what is missing as if a request had been refused, because
+// the request is not sent for that reason.
+func (c *Connection) NoteReviews(answer *permissioncheck.Answer) {
+	now := time.Now()
+	for _, missing := range answer.Missing {
+		c.record.Note(missing.Permission, true, now)
+	}
+	for _, allowed := range answer.Allowed {
+		c.record.Granted(allowed)
+	}
+}
+
+// Checker returns what asks the API server about permissions of the identity, outside of its rate
+// limit. It is made on first use: few connections need it.
+func (c *Connection) Checker() (*permissioncheck.Checker, error) {
+	if checker := c.checker.Load(); checker != nil {
+		return checker, nil
+	}
+	clients, err := c.Clients()
+	if err != nil {
+		return nil, err
+	}
+	config := c.config()
+	config.RateLimiter, config.QPS, config.Burst = nil, -1, 0
+	reviews, err := authorizationv1client.NewForConfigAndClient(config, c.httpClient)
+	if err != nil {
+		return nil, errors.Wrap(err, "creating a client for access reviews")
+	}
+	checker := permissioncheck.New(clients.Uncached, func(ctx context.Context,
+		spec authorizationv1.SelfSubjectAccessReviewSpec) (authorizationv1.SubjectAccessReviewStatus, error) {
+		if err := c.Err(); err != nil {
+			return authorizationv1.SubjectAccessReviewStatus{}, err
+		}
+		ctx, cancel := c.bind(ctx)
+		defer cancel()
+		review, err := reviews.SelfSubjectAccessReviews().Create(ctx,
+			&authorizationv1.SelfSubjectAccessReview{Spec: spec}, metav1.CreateOptions{})
+		if err != nil {
+			return authorizationv1.SubjectAccessReviewStatus{}, err
+		}
+		return review.Status, nil
+	})
+	if !c.checker.CompareAndSwap(nil, checker) {
+		return c.checker.Load(), nil
+	}
+	return checker, nil
+}
