@@ -196,12 +196,13 @@ type host struct {
 
 func (h host) GetConfig() *rest.Config { return h.config }
 
-func drive(t testing.TB, url string, probes connstate.ProbeOptions, backoff wait.Backoff) *driver {
-	return driveFenced(t, url, probes, backoff, nil)
+func drive(t testing.TB, url string, probes connstate.ProbeOptions, backoff wait.Backoff,
+	changes ...func(*Options)) *driver {
+	return driveFenced(t, url, probes, backoff, nil, changes...)
 }
 
 func driveFenced(t testing.TB, url string, probes connstate.ProbeOptions, backoff wait.Backoff,
-	f *fence.Fence) *driver {
+	f *fence.Fence, changes ...func(*Options)) *driver {
 	d := &driver{
 		t:           t,
 		fence:       f,
@@ -226,7 +227,7 @@ func driveFenced(t testing.TB, url string, probes connstate.ProbeOptions, backof
 	if f != nil {
 		leads = f.Open
 	}
-	d.Set = NewSet(Options{
+	options := Options{
 		Scheme:         scheme.Scheme,
 		Client:         testClient(),
 		HealthProbe:    probes.WithDefaults(),
@@ -247,7 +248,11 @@ func driveFenced(t testing.TB, url string, probes connstate.ProbeOptions, backof
 			defer d.mu.Unlock()
 			d.changes = append(d.changes, object.GetName())
 		},
-	})
+	}
+	for _, change := range changes {
+		change(&options)
+	}
+	d.Set = NewSet(options)
 	ctx, cancel := context.WithCancel(context.Background())
 	var running sync.WaitGroup
 	running.Go(func() { _ = d.Run(ctx) })

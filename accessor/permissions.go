@@ -44,7 +44,9 @@ func (a *identityAccessor) recordLocked() *permissions.Record {
 	identity := a.conn.Identity()
 	key := recordKey{a.object.GetUID(), a.membership.Host(), identity.Username, identity.ImpersonatorUsername}
 	if a.record == nil || a.record.of != key {
-		a.record = &recordOf{of: key}
+		record := &recordOf{of: key}
+		record.OnRefused = func() { a.set.grants.refused(a, record) }
+		a.record = record
 	}
 	return &a.record.Record
 }

@@ -62,6 +62,7 @@ type Set struct {
 	rooms       rooms.Set
 	attempts    *workpool.Share
 	tasks       workpool.TaskGroup
+	grants      grants
 	draining    sync.Map // *identityAccessor to struct{}: given up, with goroutines that may still run
 
 	life context.Context // parent of everything; ends when Run does
@@ -113,6 +114,7 @@ func NewSet(options Options) *Set {
 		policy: targets.Policy{Probe: options.HealthProbe, FirstBackoff: options.ConnectBackoff.Duration},
 	}
 	s.connections.Tasks = &s.tasks
+	s.grants = grants{set: s, changed: make(chan struct{}, 1)}
 	if options.Cache.SharesIdentities() {
 		s.connections.Rooms = &s.rooms
 	}
@@ -123,6 +125,11 @@ func NewSet(options Options) *Set {
 // nothing of the set runs any more.
 func (s *Set) Run(ctx context.Context) error {
 	defer s.options.Metrics.Export(s.metricsSnapshot)()
+	var asking sync.WaitGroup
+	defer asking.Wait()
+	if s.options.Record {
+		asking.Go(func() { s.grants.run(ctx) })
+	}
 	tick := time.NewTicker(max(s.options.HealthProbe.Interval/4, time.Millisecond))
 	defer tick.Stop()
 	for {

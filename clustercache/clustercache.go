@@ -147,7 +147,8 @@ type ClusterCache interface {
 	//   - stayed disconnected for another reason or after another edit,
 	//   - was filtered out or deleted,
 	//   - had a change in its cache: after an informer settled (synced, Forbidden or not served),
-	//     it lost or gained the permission or the kind.
+	//     it lost or gained the permission or the kind,
+	//   - may do what it was refused before, if Options.Permissions.Record is set: see there.
 	//
 	// When the source starts, it delivers one event per known extension, whose requests have the
 	// priority handler.LowPriority where the controller's queue has priorities. Undelivered events

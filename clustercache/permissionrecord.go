@@ -13,6 +13,13 @@ type PermissionOptions struct {
 	// those that it was refused: ConnectionState.Permissions. It takes up to 4 KiB for each
 	// extension, and no request more. A request whose permission is on record takes no memory for
 	// that. Names of objects are in it, and those who may see states see them.
+	//
+	// With Record, extension sources also deliver an event when something is granted that was
+	// refused, to a request or by CheckPermissions: so a controller need not retry. What is refused
+	// is asked again with SelfSubjectAccessReviews, outside of Client.QPS: within seconds after a
+	// change of RBAC with CacheOptions.WatchRBAC, and else every AccessReviewInterval. Where no
+	// review can tell, as of RBAC's verb escalate, the event comes whenever it is time to ask. A
+	// refusal counts for an hour, and nothing is asked that was not refused.
 	Record bool
 }
 
@@ -36,8 +43,8 @@ type PermissionRecord struct {
 	// request that failed for another reason, for example a conflict or a quota, used them, too.
 	Used []PermissionUse `json:"used,omitempty"`
 	// Refused are those that the API server's authorizer denied less than an hour ago, and has not
-	// granted since; also what CheckPermissions found missing. Of objects without a name on record a
-	// grant is not known, so these stay for the hour. An apply that would create an object may be
+	// granted since; also what CheckPermissions found missing. Of objects without a name on record
+	// a grant is not known, so these stay for the hour. An apply that would create an object may be
 	// refused the verb create.
 	Refused []PermissionUse `json:"refused,omitempty"`
 	// Incomplete says that the record had no room for some permissions.

@@ -228,6 +228,17 @@ func (e *RBACWatcher) deliverSoonLocked() {
 	}
 }
 
+// OnChange calls f with each namespace in which the permissions of an identity may have changed, ""
+// for all, until stop is called. If username or groups are not known well enough, each change may
+// concern it. f is called from one goroutine and must not block. A change that the API server's
+// authorizer does not know of yet may be reported. After stop, a last call may be under way.
+func (e *RBACWatcher) OnChange(username string, groups []string, f func(namespace string)) (stop func()) {
+	return e.listen(username, groups, f, func() {})
+}
+
+// IsWatching reports whether all changes are reported at the moment.
+func (e *RBACWatcher) IsWatching() bool { return e.working.Load() }
+
 // listen calls notify with each namespace in which the permissions of an identity may have changed,
 // until stop is called. "" means all namespaces. It calls watched when working has changed.
 func (e *RBACWatcher) listen(username string, groups []string, notify func(namespace string),

@@ -63,7 +63,9 @@ type appliedContent struct {
 	version            string
 }
 
-// SetupWithManager adds the content operator to the manager.
+// SetupWithManager adds the content operator to the manager. The connections must have
+// Options.Permissions.Record: the operator waits for permissions that are granted, and does not
+// poll.
 func SetupWithManager(mgr manager.Manager, connections clustercache.ClusterCache, options controller.Options) error {
 	r := &reconciler{extensions: mgr.GetCache(), status: mgr.GetClient().Status(), connections: connections}
 	options.Reconciler = r
@@ -81,8 +83,8 @@ func SetupWithManager(mgr manager.Manager, connections clustercache.ClusterCache
 	if err := r.controller.Watch(extensions); err != nil {
 		return err
 	}
-	// The source requests a reconcile when an extension connects or disconnects, or stays
-	// disconnected for another reason.
+	// The source requests a reconcile when an extension connects or disconnects, stays disconnected
+	// for another reason, or is granted what it was refused.
 	return r.controller.Watch(connections.GetExtensionSource(name, clustercache.EnqueueExtension))
 }
 
@@ -112,6 +114,9 @@ func (r *reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resu
 	}
 	if errors.Is(installErr, clustercache.ErrNotConnected) {
 		return ctrl.Result{}, nil // the extension source requests a reconcile after the connect
+	}
+	if permissions.Err() != nil {
+		return ctrl.Result{}, nil // and when something that is missing is granted
 	}
 	return ctrl.Result{}, installErr
 }

@@ -55,6 +55,7 @@ func TestContentOperator(t *testing.T) {
 	connections, err := clustercache.SetupWithManager(ctx, mgr, clustercache.Options{
 		Client:        clustercache.ClientOptions{UserAgent: "contentoperator"},
 		AllowIdentity: clustercache.GuardedByAdmission,
+		Permissions:   clustercache.PermissionOptions{Record: true},
 	}, controller.Options{})
 	g.Expect(err).NotTo(HaveOccurred())
 	g.Expect(SetupWithManager(mgr, connections, controller.Options{})).To(Succeed())

@@ -14,13 +14,15 @@
 //
 // Put manifests into a ConfigMap with the name of the extension, in the namespace of its
 // ServiceAccount. The operator reads the ConfigMap as that ServiceAccount and applies the
-// manifests. Then the operator watches the applied objects and reverts changes to them. Conditions
-// Connected and Installed of the extension report the result.
+// manifests, unless it lacks a permission that these take. Then the operator watches the applied
+// objects and reverts changes to them. Conditions Connected, Permitted and Installed of the
+// extension report the result.
 //
 // # Considerations
 //
 //   - The operator itself needs no access to any content: see config/rbac.
-//   - While an extension is not connected, the operator waits for an event and does not poll.
+//   - While an extension is not connected or lacks permissions, the operator waits for an event and
+//     does not poll.
 //   - The operator is an example. Objects that left the content stay in the cluster, and there is
 //     no uninstall.
 package contentoperator

@@ -5,6 +5,7 @@ import (
 	"slices"
 
 	"github.com/pkg/errors"
+	"golang.org/x/sync/errgroup"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -66,6 +67,28 @@ type Checker struct {
 // the identity.
 func New(c client.Client, review Review) *Checker {
 	return &Checker{reviewer: &reviewer{review: review}, client: c}
+}
+
+// Allowed returns which of the permissions the identity has, by fresh answers. A permission without
+// an answer is not among them.
+func (c *Checker) Allowed(ctx context.Context, asked []permissions.Permission) (all []permissions.Permission) {
+	c.reviewer.forget()
+	var group errgroup.Group
+	group.SetLimit(atOnce)
+	answers := make([]answered, len(asked))
+	for i, p := range asked {
+		group.Go(func() error {
+			answers[i], _ = c.reviewer.one(ctx, requested(p)) // the zero value is a denial
+			return nil
+		})
+	}
+	_ = group.Wait()
+	for i, p := range asked {
+		if answers[i].verdict == allowed {
+			all = append(all, p)
+		}
+	}
+	return all
 }
 
 // Run answers a check. An error says why there is no answer.

@@ -76,6 +76,13 @@ type reviewer struct {
 	answers map[permissions.Permission]answered // guarded by mu
 }
 
+// forget forgets all answers.
+func (r *reviewer) forget() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.answers = nil
+}
+
 // ask answers all questions.
 func (r *reviewer) ask(ctx context.Context, q *questions) error {
 	group, ctx := errgroup.WithContext(ctx)

@@ -21,6 +21,9 @@ const (
 // Record has the permissions that an identity used, and that it was refused. A nil Record keeps
 // nothing. Its methods may be called from any goroutine.
 type Record struct {
+	// OnRefused, if set before the first use, is called for each refusal. It must not block.
+	OnRefused func()
+
 	mu         sync.Mutex
 	resources  []resource // guarded by mu
 	last       int        // guarded by mu: where the latest one is
@@ -34,20 +37,51 @@ func (r *Record) Note(p Permission, refused bool, at time.Time) {
 	if r == nil || v < 0 || !refused && isEverybodys(p) {
 		return
 	}
+	r.note(p, verb(v), refused, at)
+	if refused && r.OnRefused != nil {
+		r.OnRefused()
+	}
+}
+
+func (r *Record) note(p Permission, v verb, refused bool, at time.Time) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	found := r.find(p)
-	if found == nil || !found.has(verb(v)) {
+	if found == nil || !found.has(v) {
 		if found = r.add(p); found == nil {
 			r.incomplete = true
 			return
 		}
 	}
 	names := len(found.names)
-	found.note(verb(v), p.Name, refused, uint32(at.Unix())) //nolint:gosec // until 2106
+	found.note(v, p.Name, refused, uint32(at.Unix())) //nolint:gosec // until 2106
 	for len(found.names) > names && r.size() > MaxBytes {
 		r.widen() // there are names
 	}
+}
+
+// Refused returns what Uses returns as refused, one for each name. others says whether there is
+// more that no review of the identity can tell: of namespaces or names that are not on record, and
+// what RBAC or impersonation asks for beside the request.
+func (r *Record) Refused(now time.Time) (all []Permission, others bool) {
+	_, refused, _ := r.Uses(now)
+	for _, use := range refused {
+		if use.AnyNamespace || use.AnyName || use.Verb == Bind || use.Verb == Escalate ||
+			strings.HasPrefix(use.Verb, ImpersonateOn) {
+			others = true
+			continue
+		}
+		names := use.Names
+		if len(names) == 0 {
+			names = []string{""}
+		}
+		for _, name := range names {
+			p := use.Permission
+			p.Name = name
+			all = append(all, p)
+		}
+	}
+	return all, others
 }
 
 // Granted forgets that a permission was refused. It returns false if it was not on record.

@@ -10,6 +10,7 @@ import (
 	authorizationv1client "k8s.io/client-go/kubernetes/typed/authorization/v1"
 
 	"github.com/latchkey-dev/latchkey/internal/permissioncheck"
+	"github.com/latchkey-dev/latchkey/internal/permissions"
 )
 
 // NoteReviews records what reviews said: what is missing as if a request had been refused, because
@@ -22,6 +23,25 @@ func (c *Connection) NoteReviews(answer *permissioncheck.Answer) {
 	for _, allowed := range answer.Allowed {
 		c.record.Granted(allowed)
 	}
+}
+
+// Allowed returns which of the permissions the identity has by now. What cannot be asked is not
+// among them.
+func (c *Connection) Allowed(asked []permissions.Permission) []permissions.Permission {
+	checker, err := c.Checker()
+	if err != nil {
+		return nil
+	}
+	return checker.Allowed(c.life, asked)
+}
+
+// OnRBACChange calls f when the permissions of the identity may have changed, until stop is called.
+// Without a watcher of RBAC in its cluster it never does. f must not block.
+func (c *Connection) OnRBACChange(f func()) (stop func()) {
+	if c.resolution.UntrustedServer || c.options.RBACWatcher == nil {
+		return func() {}
+	}
+	return c.options.RBACWatcher.OnChange(c.statedIdentity.Username, c.statedIdentity.Groups, func(string) { f() })
 }
 
 // Checker returns what asks the API server about permissions of the identity, outside of its rate

@@ -133,9 +133,11 @@ func install(ctx context.Context, cp *controlplane.ControlPlane, stateAPI net.Ad
 		"crd/clusterextensions.latchkey.dev"); err != nil {
 		return err
 	}
-	if _, err := cp.Kubectl(ctx, "create", "clusterrolebinding", "latchkey-operator", "--clusterrole=latchkey-operator",
-		"--user="+operatorUser); err != nil {
-		return err
+	for _, role := range []string{"latchkey-operator", "latchkey-rbac-events"} {
+		if _, err := cp.Kubectl(ctx, "create", "clusterrolebinding", role, "--clusterrole="+role,
+			"--user="+operatorUser); err != nil {
+			return err
+		}
 	}
 	return installStateAPI(ctx, cp, stateAPI)
 }
@@ -156,6 +158,7 @@ func startOperator(ctx context.Context, cp *controlplane.ControlPlane, listener,
 		Client:        clustercache.ClientOptions{UserAgent: operatorUser},
 		AllowIdentity: clustercache.GuardedByAdmission,
 		Permissions:   clustercache.PermissionOptions{Record: true},
+		Cache:         clustercache.CacheOptions{WatchRBAC: true},
 		HealthProbe: healthprobe.Options{
 			Interval:         time.Second,
 			IdentityInterval: 10 * time.Second,

@@ -39,6 +39,7 @@ func run() error {
 	connections, err := clustercache.SetupWithManager(ctx, mgr, clustercache.Options{
 		Client:        clustercache.ClientOptions{UserAgent: "contentoperator"},
 		AllowIdentity: clustercache.GuardedByAdmission, // install the policy: kubectl apply -f config/admission
+		Permissions:   clustercache.PermissionOptions{Record: true},
 	}, controller.Options{})
 	if err != nil {
 		return err
