@@ -31,7 +31,7 @@ func (a *identityAccessor) commitLocked(effect lifecycle.Effect, payload eventPa
 		a.attempt = nil
 	case lifecycle.BeginConnection:
 		a.conn = payload.conn
-		a.conn.SetRecord(a.recordLocked())
+		a.setRecordLocked()
 		a.conn.Join()
 		a.watches.Connected(payload.conn)
 	case lifecycle.Publish:

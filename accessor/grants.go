@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/latchkey-dev/latchkey/accessor/internal/connection"
+	"github.com/latchkey-dev/latchkey/accessor/internal/lifecycle"
 	"github.com/latchkey-dev/latchkey/accessor/internal/workpool"
 	"github.com/latchkey-dev/latchkey/internal/permissions"
 )
@@ -44,23 +45,20 @@ func (g *grants) interval() time.Duration {
 	if interval <= 0 {
 		interval = defaultInterval
 	}
-	if watcher := g.set.options.RBACWatcher; watcher != nil && watcher.IsWatching() {
-		interval *= 10
-	}
 	return time.Duration((0.8 + 0.2*rand.Float64()) * float64(interval))
 }
 
-// refused notes that something was refused to an extension's identity. It does not block, and may
-// be called from any goroutine.
-func (g *grants) refused(a *identityAccessor, record *recordOf) {
-	conn := a.published.Load().conn
-	if conn == nil || conn.Life().Err() != nil {
-		return
-	}
+// refused notes that something was refused to an identity, by its connection. It does not block,
+// and may be called from any goroutine.
+func (g *grants) refused(a *identityAccessor, conn *connection.Connection, record *recordOf) {
 	now, interval := time.Now(), g.interval()
 	g.mu.Lock()
+	if conn.Life().Err() != nil {
+		g.mu.Unlock()
+		return
+	}
 	w := g.waiting[a]
-	added := w == nil || w.conn != conn
+	added := w == nil || w.conn != conn // that of an earlier connection has ended
 	if added {
 		if g.waiting == nil {
 			g.waiting = map[*identityAccessor]*waitingForGrant{}
@@ -72,8 +70,8 @@ func (g *grants) refused(a *identityAccessor, record *recordOf) {
 	g.mu.Unlock()
 	if added {
 		g.follow(a, w)
-		g.look()
 	}
+	g.look()
 }
 
 // follow ends what waits with its connection, and listens to changes of RBAC for it.
@@ -172,41 +170,45 @@ func (g *grants) submit(a *identityAccessor, w *waitingForGrant) {
 	g.set.attempts.Submit(membership.Host(), membership.Reachability, workpool.Deferred, func() { g.ask(a, w) })
 }
 
-// ask asks about all that is refused, and notifies the sources if something is granted, or may be:
-// of what no review can tell, only another attempt can.
+// ask asks about all that is refused. It notifies the sources if something is granted, whoever
+// found out, or may be: of what no review can tell, and of what does not count any more, only
+// another attempt can.
 func (g *grants) ask(a *identityAccessor, w *waitingForGrant) {
-	refused, granted := w.record.Refused(time.Now())
+	refused, notify := w.record.Refused(time.Now())
 	for _, p := range w.conn.Allowed(refused) {
-		granted = w.record.Granted(p) || granted
+		w.record.Granted(p)
 	}
 	refused, others := w.record.Refused(time.Now())
+	notify = w.record.TakeCleared() || notify
 	interval := g.interval()
 	var stop []func()
 	g.mu.Lock()
 	if w.End(time.Now(), interval, len(refused) > 0 || others); w.Idle() && g.waiting[a] == w {
 		delete(g.waiting, a)
 		stop, w.stop = w.stop, nil
+		notify = true
 	}
 	g.mu.Unlock()
 	for _, f := range stop {
 		f()
 	}
 	g.look()
-	if granted && w.conn.Life().Err() == nil {
-		a.notifyGranted()
+	if notify {
+		a.notifyGranted(w.conn)
 	}
 }
 
-// notifyGranted notifies the sources, in order with what else the accessor notifies them of.
-func (a *identityAccessor) notifyGranted() {
-	if a.effects.append(func() {
-		a.mu.Lock()
-		object := a.object
+// notifyGranted notifies the sources, in order with what else the accessor notifies them of, unless
+// the connection has ended.
+func (a *identityAccessor) notifyGranted(conn *connection.Connection) {
+	a.mu.Lock()
+	if a.conn != conn {
 		a.mu.Unlock()
-		if object != nil {
-			a.set.options.Changed(object)
-		}
-	}) {
+		return
+	}
+	drain := a.effects.append(a.afterEffectLocked(lifecycle.Notify{}, eventPayload{}, previousState{}))
+	a.mu.Unlock()
+	if drain {
 		a.effects.drain()
 	}
 }

@@ -11,6 +11,7 @@ import (
 // PermissionRecord is what an identity used, and was refused; see clustercache.PermissionRecord.
 type PermissionRecord struct {
 	Username      string
+	Source        string // of the credential
 	Used, Refused []permissions.Use
 	Complete      bool
 }
@@ -22,8 +23,10 @@ type recordOf struct {
 }
 
 type recordKey struct {
-	extension                      types.UID
-	server, username, impersonator string
+	extension              types.UID
+	server, source         string
+	untrusted              bool
+	username, impersonator string
 }
 
 // uses returns what is on record, nil without a record.
@@ -32,21 +35,33 @@ func (r *recordOf) uses() *PermissionRecord {
 		return nil
 	}
 	used, refused, complete := r.Uses(time.Now())
-	return &PermissionRecord{Username: r.of.username, Used: used, Refused: refused, Complete: complete}
+	return &PermissionRecord{
+		Username: r.of.username,
+		Source:   r.of.source,
+		Used:     used,
+		Refused:  refused,
+		Complete: complete,
+	}
 }
 
-// recordLocked returns the record for the connection that begins: the same one after a reconnect as
-// the same user. It returns nil if none is kept. The caller holds mu.
-func (a *identityAccessor) recordLocked() *permissions.Record {
+// setRecordLocked gives the connection that begins its record: the same one after a reconnect as
+// the same user by the same credential's source, and none if none is kept. The caller holds mu.
+func (a *identityAccessor) setRecordLocked() {
 	if !a.set.options.Record {
-		return nil
+		return
 	}
-	identity := a.conn.Identity()
-	key := recordKey{a.object.GetUID(), a.membership.Host(), identity.Username, identity.ImpersonatorUsername}
+	identity, resolution := a.conn.Identity(), a.conn.Resolution()
+	key := recordKey{
+		extension:    a.object.GetUID(),
+		server:       a.membership.Host(),
+		source:       resolution.Source,
+		untrusted:    resolution.UntrustedServer,
+		username:     identity.Username,
+		impersonator: identity.ImpersonatorUsername,
+	}
 	if a.record == nil || a.record.of != key {
-		record := &recordOf{of: key}
-		record.OnRefused = func() { a.set.grants.refused(a, record) }
-		a.record = record
+		a.record = &recordOf{of: key}
 	}
-	return &a.record.Record
+	conn, record := a.conn, a.record
+	conn.SetRecord(&record.Record, func() { a.set.grants.refused(a, conn, record) })
 }

@@ -35,6 +35,9 @@ func (r *registry) For(key client.ObjectKey, binding *Binding) View {
 	return View{registry: r, key: key, binding: binding}
 }
 
+// Key returns the key of the extension.
+func (v View) Key() client.ObjectKey { return v.key }
+
 // published returns the accessor and its snapshot, or a *NotConnectedError, or an ErrMistake.
 func (v View) published() (*identityAccessor, *snapshot, error) {
 	if v.binding != nil && v.binding.Mistake != nil {
@@ -115,21 +118,23 @@ func (v View) GetCluster(context.Context) (cluster.Cluster, error) {
 	return published.conn.Cluster()
 }
 
-// CheckPermissions asks the API server which permissions the identity lacks.
-func (v View) CheckPermissions(ctx context.Context, check permissioncheck.Check) (*permissioncheck.Answer, error) {
+// CheckPermissions asks the API server which permissions the identity lacks. source is that of its
+// credential.
+func (v View) CheckPermissions(ctx context.Context, check permissioncheck.Check) (answer *permissioncheck.Answer,
+	source string, err error) {
 	_, published, err := v.published()
 	if err != nil {
-		return nil, err
+		return nil, "", err
 	}
 	checker, err := published.conn.Checker()
 	if err != nil {
-		return nil, err
+		return nil, "", err
 	}
-	answer, err := checker.Run(ctx, check)
-	if err == nil {
-		published.conn.NoteReviews(answer)
+	if answer, err = checker.Run(ctx, check); err != nil {
+		return nil, "", err
 	}
-	return answer, err
+	published.conn.NoteReviews(answer)
+	return answer, published.conn.Resolution().Source, nil
 }
 
 // Watch registers a watch; see clustercache.ClusterCache.

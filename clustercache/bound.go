@@ -30,7 +30,9 @@ type Bound interface {
 	// GetCluster is GetCluster of ClusterCache.
 	GetCluster(ctx context.Context) (cluster.Cluster, error)
 	// CheckPermissions asks the API server, as the identity, which permissions it lacks for a
-	// content: before the first write, so that nothing is half applied. See PermissionCheck.
+	// content: before the first write, so that nothing is half applied. See PermissionCheck. The
+	// error is that of GetClient, of an object that cannot be applied, or of a review without an
+	// answer. What is missing is on record, with Options.Permissions.Record.
 	CheckPermissions(ctx context.Context, check PermissionCheck) (*PermissionReport, error)
 	// Watch is Watch of ClusterCache. The registration belongs to the extension, not to this view:
 	// after a change of the reference it watches as the new identity.
@@ -103,12 +105,11 @@ func (b *bound) CheckPermissions(ctx context.Context, check PermissionCheck) (*P
 	if err := check.complete(); err != nil {
 		return nil, err
 	}
-	answer, err := b.View.CheckPermissions(ctx, permissioncheck.Check(check))
+	answer, source, err := b.View.CheckPermissions(ctx, permissioncheck.Check(check))
 	if err != nil {
 		return nil, err
 	}
-	state, _ := b.View.State()
-	return permissionReportOf(answer, state.Extension, state.Source), nil
+	return permissionReportOf(answer, b.View.Key(), source), nil
 }
 
 // Watch implements Bound.

@@ -335,10 +335,13 @@ func ExampleBound_checkPermissions() {
 	mayApply := func(ctx context.Context, connection clustercache.Bound, objects []client.Object, status *status,
 		generation int64) error {
 		report, err := connection.CheckPermissions(ctx, clustercache.PermissionCheck{Objects: objects})
+		if clustercache.ReportedElsewhere(err) {
+			return err
+		}
+		meta.SetStatusCondition(&status.Conditions, clustercache.PermissionsCondition(report, err, generation))
 		if err != nil {
 			return err
 		}
-		meta.SetStatusCondition(&status.Conditions, clustercache.PermissionsCondition(report, nil, generation))
 		if err := report.Err(); err != nil {
 			return err // all that is missing, and apierrors.IsForbidden
 		}

@@ -23,21 +23,25 @@ import (
 )
 
 // PermissionCheck is a content, and what is done with it. CheckPermissions sends a
-// SelfSubjectAccessReview for each verb and object, at most ten at a time and outside of
-// Client.QPS; an answer counts for five seconds. It also knows what RBAC asks of those who write
-// roles and bindings: to have what these give, or the verbs escalate and bind. Kinds that are not
+// SelfSubjectAccessReview for each verb and object, at most ten at a time for each call and outside
+// of Client.QPS; what was asked less than five seconds ago is not asked again. It also knows what
+// RBAC asks of those who write roles and bindings: to have what these give, or the verbs escalate
+// and bind; for that, and to find out what exists, it reads as the identity. Kinds that are not
 // served and namespaces that do not exist yet are named as such.
 type PermissionCheck struct {
 	// Objects are what is applied, in the order in which that happens. Each must have a name, and a
 	// namespace if its kind has them. CheckPermissions does not change them.
 	Objects []client.Object
-	// Verbs are used with each object. list, watch and deletecollection are asked about for all
-	// objects of its namespace, the others for its name, as does create, unless neither patch nor
-	// update is among them. create is not missing for objects that exist, as far as the identity
-	// may get them. Defaults to get, list, watch, create, patch and delete.
+	// Verbs are used with each object. It is asked whether the identity may list, watch and
+	// deletecollection all objects of the kind in the namespace, and use the other verbs with the
+	// object of that name. create is asked with the name if patch or update is among the verbs, as
+	// for an apply that creates, and else for all names; it is not missing for an object that
+	// exists, as far as the identity may get it. Defaults to get, list, watch, create, patch and
+	// delete.
 	Verbs []string
-	// DryRun also applies each object whose kind and namespace exist with a server-side dry run,
-	// which finds what no review can tell: admission, quota, invalid fields. It needs FieldOwner.
+	// DryRun also applies, with a server-side dry run, each object whose kind and namespace exist
+	// and for which no permission to write is missing. That finds what no review can tell:
+	// admission, quota, invalid fields. It needs FieldOwner, and counts for Client.QPS.
 	DryRun bool
 	// FieldOwner is that of the dry run.
 	FieldOwner string
@@ -84,7 +88,8 @@ type PermissionReport struct {
 	// NotFound is what the objects need and is not there: kinds, namespaces, roles that bindings
 	// name.
 	NotFound []ContentNotFound
-	// Failed are the objects that the dry run says would be refused for another reason.
+	// Failed are the objects that the dry run says would be refused for another reason. Objects
+	// that need something else of this report first were not tried.
 	Failed []ContentFailure
 	// Roles are the least roles and bindings that grant Missing, for a ServiceAccount of this
 	// cluster; nil for others. They are for an administrator to read: the content is the tenant's,
@@ -100,8 +105,9 @@ type MissingPermission struct {
 	Namespace, Name string
 	// Reason is what the API server says, often nothing.
 	Reason string
-	// Power is not empty if the permission gives power over others in the namespace, or is
-	// "cluster-wide": the words are those of --allow of "kubectl latchkey role".
+	// Power is not empty if the permission gives power over others: in the namespace, in the
+	// cluster or in another namespace than the ServiceAccount's. The words are those of --allow of
+	// "kubectl latchkey role", such as secrets, cluster-wide/nodes or namespace/NAME.
 	Power string
 	// Objects are those that need it, as indexes into Objects of the check.
 	Objects []int
@@ -154,13 +160,14 @@ const ConditionPermitted = "Permitted"
 
 // PermissionsCondition returns the condition ConditionPermitted for the result of CheckPermissions:
 //
-//   - True if nothing stands in the way.
-//   - False with reason MissingPermissions, NotFound or Refused.
+//   - True with reason Permitted if nothing stands in the way.
+//   - False with reason MissingPermissions (the message names all, up to 1 KiB), NotFound or
+//     Refused (it names the first).
 //   - Unknown with reason Undecided if the API server could not evaluate a permission, or
 //     CheckFailed or NotConnected if there is no report.
 //
-// The message names all that is missing, up to 1 KiB. generation is the metadata.generation of the
-// extension. As with Condition, check ReportedElsewhere(err) first.
+// generation is the metadata.generation of the extension. As with Condition, check
+// ReportedElsewhere(err) first.
 func PermissionsCondition(report *PermissionReport, err error, generation int64) metav1.Condition {
 	condition := metav1.Condition{Type: ConditionPermitted, Status: metav1.ConditionFalse, ObservedGeneration: generation}
 	set := func(status metav1.ConditionStatus, reason, message string) metav1.Condition {
@@ -243,9 +250,10 @@ func placeText(namespace string) string {
 
 // permissionReportOf returns the public form of an answer.
 func permissionReportOf(answer *permissioncheck.Answer, extension client.ObjectKey, source string) *PermissionReport {
+	subject, isServiceAccount := leastrole.SubjectOf(source)
 	report := &PermissionReport{
-		Missing:   missingPermissionsOf(answer.Missing),
-		Undecided: missingPermissionsOf(answer.Undecided),
+		Missing:   missingPermissionsOf(answer.Missing, subject.Namespace),
+		Undecided: missingPermissionsOf(answer.Undecided, subject.Namespace),
 	}
 	for _, found := range answer.NotFound {
 		report.NotFound = append(report.NotFound, ContentNotFound{
@@ -259,10 +267,12 @@ func permissionReportOf(answer *permissioncheck.Answer, extension client.ObjectK
 	for _, failed := range answer.Failed {
 		report.Failed = append(report.Failed, ContentFailure(failed))
 	}
-	if subject, ok := leastrole.SubjectOf(source); ok {
+	if isServiceAccount {
 		var needs []permissions.Permission
 		for _, missing := range answer.Missing {
-			needs = append(needs, missing.Permission)
+			if powerOf(missing.Permission, subject.Namespace) == "" {
+				needs = append(needs, missing.Permission)
+			}
 		}
 		owner := leastrole.Owner{Extension: extension, Purpose: "latchkey", Subject: subject}
 		report.Roles = owner.Roles(needs)
@@ -270,10 +280,18 @@ func permissionReportOf(answer *permissioncheck.Answer, extension client.ObjectK
 	return report
 }
 
-func missingPermissionsOf(list []permissioncheck.Missing) []MissingPermission {
+// powerOf returns the power of a permission for a ServiceAccount of a namespace, which is empty if
+// it is not known.
+func powerOf(p permissions.Permission, namespace string) string {
+	if power, _ := leastrole.PowerOf(p); power != "" || namespace == "" || p.Namespace == namespace {
+		return power
+	}
+	return "namespace/" + p.Namespace
+}
+
+func missingPermissionsOf(list []permissioncheck.Missing, namespace string) []MissingPermission {
 	byText := map[string]MissingPermission{}
 	for _, one := range list {
-		power, _ := leastrole.PowerOf(one.Permission)
 		missing := MissingPermission{
 			Verb:        one.Verb,
 			Group:       one.Group,
@@ -282,7 +300,7 @@ func missingPermissionsOf(list []permissioncheck.Missing) []MissingPermission {
 			Namespace:   one.Namespace,
 			Name:        one.Name,
 			Reason:      one.Reason,
-			Power:       power,
+			Power:       powerOf(one.Permission, namespace),
 			Objects:     one.For,
 		}
 		if same, known := byText[missing.String()]; known {

@@ -11,15 +11,16 @@ import (
 type PermissionOptions struct {
 	// Record keeps, for each extension, a record of the permissions that its requests used, and of
 	// those that it was refused: ConnectionState.Permissions. It takes up to 4 KiB for each
-	// extension, and no request more. A request whose permission is on record takes no memory for
-	// that. Names of objects are in it, and those who may see states see them.
+	// extension. A request whose permission is on record takes no memory for that. Names of objects
+	// are in it, and those who may see states see them.
 	//
 	// With Record, extension sources also deliver an event when something is granted that was
 	// refused, to a request or by CheckPermissions: so a controller need not retry. What is refused
-	// is asked again with SelfSubjectAccessReviews, outside of Client.QPS: within seconds after a
-	// change of RBAC with CacheOptions.WatchRBAC, and else every AccessReviewInterval. Where no
-	// review can tell, as of RBAC's verb escalate, the event comes whenever it is time to ask. A
-	// refusal counts for an hour, and nothing is asked that was not refused.
+	// is asked again with SelfSubjectAccessReviews, outside of Client.QPS: some seconds after the
+	// refusal, within seconds after a change of RBAC with CacheOptions.WatchRBAC, and in any case
+	// after 80 to 100 % of AccessReviewInterval. Where no review can tell, as of RBAC's verb
+	// escalate, the event comes whenever it is time to ask. A refusal counts for an hour, and then
+	// there is an event, too. Nothing is asked that was not refused.
 	Record bool
 }
 
@@ -39,6 +40,9 @@ type PermissionRecord struct {
 	// Username is whose permissions these are. It may be another one than that of Identity, until
 	// the extension has connected as that.
 	Username string `json:"username"`
+	// Source is where the credential came from, as in ConnectionState. The record is about another
+	// one than that of the state until the extension has connected with that.
+	Source string `json:"source,omitempty"`
 	// Used are the permissions that requests used, sorted by group, resource, namespace and verb. A
 	// request that failed for another reason, for example a conflict or a quota, used them, too.
 	Used []PermissionUse `json:"used,omitempty"`
@@ -87,6 +91,7 @@ func permissionRecordOf(record *accessor.PermissionRecord) *PermissionRecord {
 	}
 	return &PermissionRecord{
 		Username:   record.Username,
+		Source:     record.Source,
 		Used:       permissionUsesOf(record.Used),
 		Refused:    permissionUsesOf(record.Refused),
 		Incomplete: !record.Complete,

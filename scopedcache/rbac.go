@@ -236,9 +236,6 @@ func (e *RBACWatcher) OnChange(username string, groups []string, f func(namespac
 	return e.listen(username, groups, f, func() {})
 }
 
-// IsWatching reports whether all changes are reported at the moment.
-func (e *RBACWatcher) IsWatching() bool { return e.working.Load() }
-
 // listen calls notify with each namespace in which the permissions of an identity may have changed,
 // until stop is called. "" means all namespaces. It calls watched when working has changed.
 func (e *RBACWatcher) listen(username string, groups []string, notify func(namespace string),

@@ -14,6 +14,7 @@ func permissionsOf(record *clustercache.PermissionRecord) *v1alpha1.PermissionRe
 	}
 	return &v1alpha1.PermissionRecord{
 		Username:   record.Username,
+		Source:     record.Source,
 		Used:       usesOf(record.Used),
 		Refused:    usesOf(record.Refused),
 		Incomplete: record.Incomplete,

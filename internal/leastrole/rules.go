@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"maps"
 	"slices"
+	"strings"
 
 	rbacv1 "k8s.io/api/rbac/v1"
 
@@ -18,6 +19,9 @@ type resource struct{ group, name, path string }
 func Rules(needs []permissions.Permission) (rules []rbacv1.PolicyRule) {
 	names := map[resource]map[string][]string{} // by verb; none for all
 	for _, need := range needs {
+		if strings.Contains(need.Verb+need.Group+need.Resource+need.Subresource+need.Name+need.Path, "*") {
+			continue // never: no request needs that
+		}
 		r := resource{group: need.Group, name: need.Resource, path: need.Path}
 		if need.Subresource != "" {
 			r.name += "/" + need.Subresource

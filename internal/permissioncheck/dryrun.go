@@ -34,7 +34,7 @@ func (r *run) dryRun(ctx context.Context) error {
 	}
 	for i := range r.objects {
 		o := &r.objects[i]
-		if o.pending || lacking[i] {
+		if o.pending || o.undecided || lacking[i] {
 			continue
 		}
 		configuration := o.DeepCopy()
@@ -68,7 +68,11 @@ func (r *run) noteDryRun(o *object, err error) {
 		return
 	case apierrors.IsForbidden(err) && errors.As(err, &status):
 		if verb, _ := permissions.Refusal(p, status.Status().Message); verb != "" {
-			p.Verb = verb
+			if p.Verb = verb; verb == permissions.Bind {
+				if bind, _, err := bindOf(o); err == nil {
+					p = bind
+				}
+			}
 			r.answer.Missing = append(r.answer.Missing, Missing{
 				Permission: p.Normal(),
 				Reason:     untrusted.Shorten(status.Status().Message),

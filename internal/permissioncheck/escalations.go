@@ -3,6 +3,7 @@ package permissioncheck
 import (
 	"context"
 	"fmt"
+	"iter"
 	"strings"
 
 	"github.com/pkg/errors"
@@ -14,6 +15,13 @@ import (
 
 	"github.com/latchkey-dev/latchkey/internal/permissions"
 )
+
+// maxRules is how many permissions of a role are asked about: a tenant writes the role.
+const maxRules = 500
+
+// byRBAC begins the reason of what RBAC allows. What another authorizer allows does not count where
+// RBAC asks what the writer of a role has.
+const byRBAC = "RBAC: allowed by "
 
 // everything is what RBAC requires of those who write a role that aggregates others.
 var everything = []rbacv1.PolicyRule{
@@ -48,168 +56,213 @@ func (r *run) escalations(ctx context.Context) error {
 
 // writesRole asks what it takes to write a role.
 func (r *run) writesRole(ctx context.Context, o *object) error {
-	of := r.content.roles[roleKey{Namespace: o.GetNamespace(), Name: o.GetName()}]
+	role, err := roleOf(o)
+	if err != nil {
+		return err
+	}
 	escalate := permissions.Permission{
 		Verb:      permissions.Escalate,
 		Group:     rbacv1.GroupName,
 		Resource:  o.resource.Resource,
 		Namespace: o.GetNamespace(),
-		Name:      o.GetName(),
 	}
-	rules := of.rules
-	if of.aggregates {
-		rules = everything
+	if r.has("patch", "update") {
+		escalate.Name = o.GetName() // that of the path
 	}
-	missing, err := r.lacks(ctx, escalate, rules, o)
-	if err != nil || missing == nil || of.aggregates {
-		return r.note(missing, err)
-	}
-	// RBAC does not ask for rules that are there already.
-	present, err := r.rulesOf(ctx, o.resource.Resource, o.GetNamespace(), o.GetName())
+	present, err := r.readRole(ctx, o.resource.Resource, o.GetNamespace(), o.GetName())
 	if err != nil {
 		return err
 	}
-	if present != nil && equality.Semantic.DeepEqual(present.Rules, of.rules) {
-		return nil
+	rules, aggregates := role.Rules, role.AggregationRule != nil
+	if present != nil {
+		if changesNothing(role, present) {
+			r.answer.Allowed = append(r.answer.Allowed, escalate) // RBAC does not ask
+			return nil
+		}
+		if o.Object["rules"] == nil {
+			rules = present.Rules // as they are
+		}
+		aggregates = aggregates || present.AggregationRule != nil
 	}
-	return r.note(missing, nil)
+	if aggregates {
+		rules = everything
+	}
+	return r.needs(ctx, escalate, rules, o)
+}
+
+// changesNothing reports whether to apply a role leaves the present one as it is.
+func changesNothing(role, present *rbacv1.ClusterRole) bool {
+	isPart := func(part, all map[string]string) bool {
+		for key, value := range part {
+			if all[key] != value {
+				return false
+			}
+		}
+		return true
+	}
+	return equality.Semantic.DeepEqual(role.Rules, present.Rules) &&
+		equality.Semantic.DeepEqual(role.AggregationRule, present.AggregationRule) &&
+		isPart(role.Labels, present.Labels) && isPart(role.Annotations, present.Annotations)
+}
+
+// bindOf returns the verb bind on the role that a binding names, and where the role is.
+func bindOf(o *object) (bind permissions.Permission, role roleKey, err error) {
+	var binding rbacv1.RoleBinding // a ClusterRoleBinding has the same fields
+	if err := runtime.DefaultUnstructuredConverter.FromUnstructured(o.Object, &binding); err != nil {
+		return bind, role, errors.Wrapf(err, "reading %s %s", o.kind.Kind, o.GetName())
+	}
+	role = roleKey{kind: binding.RoleRef.Kind, namespace: o.GetNamespace(), name: binding.RoleRef.Name}
+	if role.kind == "ClusterRole" {
+		role.namespace = ""
+	}
+	return permissions.Permission{
+		Verb:      permissions.Bind,
+		Group:     rbacv1.GroupName,
+		Resource:  strings.ToLower(role.kind) + "s",
+		Namespace: o.GetNamespace(),
+		Name:      role.name,
+	}, role, nil
 }
 
 // writesBinding asks what it takes to write a binding.
 func (r *run) writesBinding(ctx context.Context, o *object) error {
-	var binding rbacv1.RoleBinding
-	if err := runtime.DefaultUnstructuredConverter.FromUnstructured(o.Object, &binding); err != nil {
-		return errors.Wrapf(err, "reading %s %s", o.kind.Kind, o.GetName())
-	}
-	key := roleKey{Namespace: o.GetNamespace(), Name: binding.RoleRef.Name}
-	bind := permissions.Permission{
-		Verb:      permissions.Bind,
-		Group:     rbacv1.GroupName,
-		Resource:  strings.ToLower(binding.RoleRef.Kind) + "s",
-		Namespace: o.GetNamespace(),
-		Name:      key.Name,
-	}
-	if binding.RoleRef.Kind == "ClusterRole" {
-		key.Namespace = ""
-	}
-	asked, err := r.reviewer.one(ctx, bind)
-	if err != nil || asked.verdict == allowed {
-		return err
-	}
-	of, inContent := r.content.roles[key]
-	present, err := r.rulesOf(ctx, bind.Resource, key.Namespace, key.Name)
-	switch {
-	case err != nil:
-		return err
-	case inContent && present == nil:
-		o.pending = true
-		r.answer.NotFound = append(r.answer.NotFound, NotFound{
-			Kind:      rbacv1.SchemeGroupVersion.WithKind(binding.RoleRef.Kind),
-			Namespace: key.Namespace,
-			Name:      key.Name,
-			Created:   true,
-			For:       []int{o.index},
-		})
-	case present != nil && !inContent:
-		of.rules = present.Rules
-	case present == nil && !inContent:
-		return r.unknownRole(ctx, o, bind, key, binding.RoleRef.Kind)
-	}
-	return r.note(r.lacks(ctx, bind, of.rules, o))
-}
-
-// unknownRole notes a binding of a role that the identity cannot read, or that is not there.
-func (r *run) unknownRole(ctx context.Context, o *object, bind permissions.Permission, key roleKey, kind string) error {
-	get := bind
-	get.Verb, get.Namespace = "get", key.Namespace
-	asked, err := r.reviewer.one(ctx, get)
+	bind, key, err := bindOf(o)
 	if err != nil {
 		return err
 	}
-	if asked.verdict != allowed {
-		r.answer.Undecided = append(r.answer.Undecided, Missing{
-			Permission: bind,
-			Reason:     "or what the role gives, which the identity cannot read",
-			For:        []int{o.index},
-		})
+	asked, err := r.reviewer.one(ctx, bind)
+	if err != nil {
+		return err
+	}
+	if asked.verdict == allowed {
+		r.answer.Allowed = append(r.answer.Allowed, bind)
 		return nil
 	}
-	o.pending = true
-	r.answer.NotFound = append(r.answer.NotFound, NotFound{
-		Kind:      rbacv1.SchemeGroupVersion.WithKind(kind),
-		Namespace: key.Namespace,
-		Name:      key.Name,
-		For:       []int{o.index},
-	})
+	present, err := r.readRole(ctx, bind.Resource, key.namespace, key.name)
+	if err != nil {
+		return err
+	}
+	made := r.roleBefore(key, o.index)
+	if made != nil && present == nil {
+		r.noRole(o, key, true)
+	}
+	switch {
+	case made != nil && made.AggregationRule != nil:
+		r.undecided(bind, "or what the role aggregates", o)
+		return nil
+	case made != nil:
+		return r.needs(ctx, bind, made.Rules, o)
+	case present != nil:
+		return r.needs(ctx, bind, present.Rules, o)
+	}
+	get := bind
+	get.Verb, get.Namespace = "get", key.namespace
+	asked, err = r.reviewer.one(ctx, get)
+	if err != nil {
+		return err
+	}
+	if asked.verdict == allowed {
+		r.noRole(o, key, false)
+	} else {
+		r.undecided(bind, "or what the role gives, which the identity cannot read", o)
+	}
 	return nil
 }
 
-// note adds a permission that is missing, if one is.
-func (r *run) note(missing *Missing, err error) error {
-	if missing != nil && err == nil {
-		r.answer.Missing = append(r.answer.Missing, *missing)
-	}
-	return err
+// noRole notes that the role of a binding is not there yet.
+func (r *run) noRole(o *object, key roleKey, created bool) {
+	o.pending = true
+	r.answer.NotFound = append(r.answer.NotFound, NotFound{
+		Kind:      rbacv1.SchemeGroupVersion.WithKind(key.kind),
+		Namespace: key.namespace,
+		Name:      key.name,
+		Created:   created,
+		For:       []int{o.index},
+	})
 }
 
-// lacks returns the permission instead of what rules give, if the identity has neither.
-func (r *run) lacks(ctx context.Context, instead permissions.Permission, rules []rbacv1.PolicyRule, o *object) (
-	*Missing, error) {
+func (r *run) undecided(p permissions.Permission, reason string, o *object) {
+	o.undecided = true
+	r.answer.Undecided = append(r.answer.Undecided, Missing{Permission: p, Reason: reason, For: []int{o.index}})
+}
+
+// needs notes what is missing of: a permission, or what rules give.
+func (r *run) needs(ctx context.Context, instead permissions.Permission, rules []rbacv1.PolicyRule, o *object) error {
 	asked, err := r.reviewer.one(ctx, instead)
-	if err != nil || asked.verdict == allowed {
-		return nil, err
+	if err != nil {
+		return err
+	}
+	if asked.verdict == allowed {
+		r.answer.Allowed = append(r.answer.Allowed, instead)
+		return nil
 	}
 	given := &questions{}
 	for _, rule := range rules {
-		for _, p := range permissionsOf(rule, o.GetNamespace()) {
-			given.add(p, o.index)
+		for p := range permissionsOf(rule, o.GetNamespace()) {
+			if given.add(p, o.index); len(given.all) > maxRules {
+				r.undecided(instead, fmt.Sprintf("or what the role gives, which is more than %d permissions", maxRules), o)
+				return nil
+			}
 		}
 	}
 	if err := r.reviewer.ask(ctx, given); err != nil {
-		return nil, err
+		return err
 	}
+	byOthers := false
 	for _, one := range given.all {
-		if one.verdict != allowed {
+		byOthers = byOthers || one.verdict != denied && !strings.HasPrefix(one.reason, byRBAC)
+		if one.verdict == denied {
 			text := one.Verb + " " + one.Path + one.Resource
 			if one.Subresource != "" {
 				text += "/" + one.Subresource
 			}
-			return &Missing{
+			r.answer.Missing = append(r.answer.Missing, Missing{
 				Permission: instead,
 				Reason:     fmt.Sprintf("the role gives %s, which the identity does not have", text),
 				For:        []int{o.index},
-			}, nil
+			})
+			return nil
 		}
 	}
-	return nil, nil
+	if byOthers {
+		r.undecided(instead, "or what the role gives: the identity has that, but not by RBAC", o)
+		return nil
+	}
+	r.answer.Allowed = append(r.answer.Allowed, instead)
+	return nil
 }
 
 // permissionsOf returns the permissions of a rule in a namespace. Wildcards stay: only a wildcard
 // gives one.
-func permissionsOf(rule rbacv1.PolicyRule, namespace string) (all []permissions.Permission) {
+func permissionsOf(rule rbacv1.PolicyRule, namespace string) iter.Seq[permissions.Permission] {
 	names := rule.ResourceNames
 	if len(names) == 0 {
 		names = []string{""}
 	}
-	for _, verb := range rule.Verbs {
-		for _, path := range rule.NonResourceURLs {
-			all = append(all, permissions.Permission{Verb: verb, Path: path})
-		}
-		for _, group := range rule.APIGroups {
-			for _, resource := range rule.Resources {
-				for _, name := range names {
-					p := permissions.Permission{Verb: verb, Group: group, Namespace: namespace, Name: name}
-					p.Resource, p.Subresource, _ = strings.Cut(resource, "/")
-					all = append(all, p)
+	return func(yield func(permissions.Permission) bool) {
+		for _, verb := range rule.Verbs {
+			for _, path := range rule.NonResourceURLs {
+				if !yield(permissions.Permission{Verb: verb, Path: path}) {
+					return
+				}
+			}
+			for _, group := range rule.APIGroups {
+				for _, resource := range rule.Resources {
+					for _, name := range names {
+						p := permissions.Permission{Verb: verb, Group: group, Namespace: namespace, Name: name}
+						p.Resource, p.Subresource, _ = strings.Cut(resource, "/")
+						if !yield(p) {
+							return
+						}
+					}
 				}
 			}
 		}
 	}
-	return all
 }
 
-// rulesOf reads a role, nil if it is not there or the identity may not.
-func (r *run) rulesOf(ctx context.Context, resource, namespace, name string) (*rbacv1.ClusterRole, error) {
+// readRole reads a role, nil if it is not there or the identity may not.
+func (r *run) readRole(ctx context.Context, resource, namespace, name string) (*rbacv1.ClusterRole, error) {
 	get := permissions.Permission{
 		Verb:      "get",
 		Group:     rbacv1.GroupName,

@@ -7,7 +7,7 @@ import (
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
-	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/validation"
 	"sigs.k8s.io/controller-runtime/pkg/client/apiutil"
 )
 
@@ -19,6 +19,7 @@ type object struct {
 	resource                   schema.GroupResource
 	unserved                   bool // the API server does not serve the kind, and no content defines it
 	pending                    bool // its kind, its namespace or its role is not there yet
+	undecided                  bool // whether it may be written is not known
 }
 
 func (o *object) isNamespace() bool { return o.kind.Group == "" && o.kind.Kind == "Namespace" }
@@ -27,7 +28,6 @@ func (o *object) isNamespace() bool { return o.kind.Group == "" && o.kind.Kind =
 type contents struct {
 	namespaces map[string]bool
 	kinds      map[schema.GroupKind]definition
-	roles      map[roleKey]role
 }
 
 // definition is what a CustomResourceDefinition says of a kind.
@@ -37,11 +37,28 @@ type definition struct {
 }
 
 // roleKey is a Role, or a ClusterRole without a namespace.
-type roleKey = types.NamespacedName
+type roleKey struct{ kind, namespace, name string }
 
-type role struct {
-	rules      []rbacv1.PolicyRule
-	aggregates bool
+// roleOf returns a role of the content. A ClusterRole has the fields of a Role.
+func roleOf(o *object) (*rbacv1.ClusterRole, error) {
+	role := &rbacv1.ClusterRole{}
+	err := runtime.DefaultUnstructuredConverter.FromUnstructured(o.Object, role)
+	return role, errors.Wrapf(err, "reading %s %s", o.kind.Kind, o.GetName())
+}
+
+// roleBefore returns the role that the content makes before the object at an index, nil for none.
+func (r *run) roleBefore(key roleKey, index int) *rbacv1.ClusterRole {
+	for i := index - 1; i >= 0; i-- {
+		o := &r.objects[i]
+		if o.kind.Group == rbacv1.GroupName && (roleKey{o.kind.Kind, o.GetNamespace(), o.GetName()}) == key {
+			role, err := roleOf(o)
+			if err != nil {
+				return nil
+			}
+			return role
+		}
+	}
+	return nil
 }
 
 // read reads the objects, and which resources they are.
@@ -49,7 +66,6 @@ func (r *run) read() error {
 	r.content = contents{
 		namespaces: map[string]bool{},
 		kinds:      map[schema.GroupKind]definition{},
-		roles:      map[roleKey]role{},
 	}
 	for i, given := range r.check.Objects {
 		if given == nil {
@@ -84,7 +100,6 @@ func (r *run) read() error {
 // add takes over what an object makes for others.
 func (c *contents) add(o *object) error {
 	convert := func(to any) error { return runtime.DefaultUnstructuredConverter.FromUnstructured(o.Object, to) }
-	rbac := func(kind string) schema.GroupKind { return schema.GroupKind{Group: rbacv1.GroupName, Kind: kind} }
 	switch o.kind.GroupKind() {
 	case schema.GroupKind{Kind: "Namespace"}:
 		c.namespaces[o.GetName()] = true
@@ -102,14 +117,12 @@ func (c *contents) add(o *object) error {
 		if err := convert(&crd); err != nil {
 			return err
 		}
+		if len(validation.IsDNS1123Subdomain(crd.Spec.Group)) > 0 ||
+			len(validation.IsDNS1035Label(crd.Spec.Names.Plural)) > 0 {
+			return nil // no API server takes it
+		}
 		c.kinds[schema.GroupKind{Group: crd.Spec.Group, Kind: crd.Spec.Names.Kind}] =
 			definition{crd.Spec.Names.Plural, crd.Spec.Scope == "Namespaced"}
-	case rbac("Role"), rbac("ClusterRole"):
-		var of rbacv1.ClusterRole // which has the fields of a Role
-		if err := convert(&of); err != nil {
-			return err
-		}
-		c.roles[roleKey{Namespace: o.GetNamespace(), Name: o.GetName()}] = role{of.Rules, of.AggregationRule != nil}
 	}
 	return nil
 }

@@ -2,7 +2,9 @@ package permissioncheck
 
 import (
 	"context"
+	"maps"
 	"slices"
+	"time"
 
 	"github.com/pkg/errors"
 	"golang.org/x/sync/errgroup"
@@ -69,20 +71,24 @@ func New(c client.Client, review Review) *Checker {
 	return &Checker{reviewer: &reviewer{review: review}, client: c}
 }
 
-// Allowed returns which of the permissions the identity has, by fresh answers. A permission without
-// an answer is not among them.
+// Allowed returns which of the permissions the identity has, by fresh answers. It ends with the
+// first question that is not answered.
 func (c *Checker) Allowed(ctx context.Context, asked []permissions.Permission) (all []permissions.Permission) {
+	begin := time.Now()
 	c.reviewer.forget()
-	var group errgroup.Group
+	group, ctx := errgroup.WithContext(ctx)
 	group.SetLimit(atOnce)
 	answers := make([]answered, len(asked))
 	for i, p := range asked {
-		group.Go(func() error {
-			answers[i], _ = c.reviewer.one(ctx, requested(p)) // the zero value is a denial
-			return nil
+		group.Go(func() (err error) {
+			if err := ctx.Err(); err != nil {
+				return err
+			}
+			answers[i], err = c.reviewer.since(ctx, requested(p), begin)
+			return err
 		})
 	}
-	_ = group.Wait()
+	_ = group.Wait() // the zero value is a denial
 	for i, p := range asked {
 		if answers[i].verdict == allowed {
 			all = append(all, p)
@@ -237,7 +243,8 @@ func (r *run) namespaces(ctx context.Context) error {
 			in[o.GetName()] = append(in[o.GetName()], o.index)
 		}
 	}
-	for name, objects := range in {
+	for _, name := range slices.Sorted(maps.Keys(in)) {
+		objects := in[name]
 		p := permissions.Permission{Verb: "get", Resource: "namespaces", Name: name, Namespace: name}
 		asked, err := r.reviewer.one(ctx, p)
 		if err != nil {

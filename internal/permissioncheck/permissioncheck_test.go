@@ -1,6 +1,7 @@
 package permissioncheck
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"slices"
@@ -28,6 +29,7 @@ type server struct {
 	wait    time.Duration
 	status  authorizationv1.SubjectAccessReviewStatus // of what is not allowed
 	err     error
+	by      string // reason of what is allowed; empty for RBAC
 
 	mu               sync.Mutex
 	asked            []string
@@ -52,7 +54,7 @@ func (s *server) review(_ context.Context, spec authorizationv1.SelfSubjectAcces
 	defer s.mu.Unlock()
 	s.underWay--
 	if slices.Contains(s.allowed, text) {
-		return authorizationv1.SubjectAccessReviewStatus{Allowed: true}, nil
+		return authorizationv1.SubjectAccessReviewStatus{Allowed: true, Reason: cmp.Or(s.by, byRBAC+"x")}, nil
 	}
 	return s.status, s.err
 }
@@ -215,6 +217,10 @@ func TestAggregatedRole(t *testing.T) {
 	answer, err := newChecker(t, s).Run(t.Context(), check)
 	g.Expect(err).NotTo(HaveOccurred())
 	g.Expect(answer.Missing).To(BeEmpty())
+	s.by = "a webhook"
+	answer, err = newChecker(t, s).Run(t.Context(), check)
+	g.Expect(err).NotTo(HaveOccurred())
+	g.Expect(texts(answer.Undecided)).To(Equal([]string{"escalate clusterroles  all [0]"}), "it has that, but not by RBAC")
 	s = &server{allowed: []string{"patch clusterroles/  all", "* */  "}}
 	answer, err = newChecker(t, s).Run(t.Context(), check)
 	g.Expect(err).NotTo(HaveOccurred())
@@ -233,4 +239,91 @@ func TestInvalidObjects(t *testing.T) {
 		_, err := newChecker(t, &server{}).Run(t.Context(), Check{Objects: []client.Object{object}, Verbs: []string{"get"}})
 		g.Expect(err).To(MatchError(ContainSubstring(want)))
 	}
+}
+
+func rule(verb string) rbacv1.PolicyRule {
+	return rbacv1.PolicyRule{Verbs: []string{verb}, APIGroups: []string{""}, Resources: []string{"pods"}}
+}
+
+// To write a role takes what it gives, whatever its namespace says and however large it is. RBAC
+// asks nothing only if nothing changes.
+func TestWritesOfRoles(t *testing.T) {
+	g := NewWithT(t)
+	metadata := metav1.ObjectMeta{Namespace: "n", Name: "r", Labels: map[string]string{"a": "b"}}
+	present := &rbacv1.Role{ObjectMeta: metadata, Rules: []rbacv1.PolicyRule{rule("get")}}
+	s := &server{allowed: []string{"patch roles/ n r", "get roles/ n r", "patch clusterroles/  r"}}
+	missing := func(object client.Object) []string {
+		answer, err := newChecker(t, s, present.DeepCopy()).Run(t.Context(),
+			Check{Objects: []client.Object{object}, Verbs: []string{"patch"}})
+		g.Expect(err).NotTo(HaveOccurred())
+		return append(texts(answer.Missing), texts(answer.Undecided)...)
+	}
+	escalate := []string{"escalate roles n r [0]"}
+	g.Expect(missing(present)).To(BeEmpty(), "it is as it is")
+	relabelled := present.DeepCopy()
+	relabelled.Labels["c"] = "d"
+	g.Expect(missing(relabelled)).To(Equal(escalate))
+	withoutRules := relabelled.DeepCopy()
+	withoutRules.Rules = nil
+	g.Expect(missing(withoutRules)).To(Equal(escalate), "to apply it keeps the rules")
+	cluster := &rbacv1.ClusterRole{ObjectMeta: metadata, Rules: []rbacv1.PolicyRule{rule("get")}}
+	g.Expect(missing(cluster)).To(Equal([]string{"escalate clusterroles  r [0]"}), "it has no namespace")
+	huge := relabelled.DeepCopy()
+	for n := range 100 {
+		huge.Rules[0].Verbs = append(huge.Rules[0].Verbs, fmt.Sprint("v", n))
+		huge.Rules[0].APIGroups = append(huge.Rules[0].APIGroups, fmt.Sprint("g", n))
+		huge.Rules[0].Resources = append(huge.Rules[0].Resources, fmt.Sprint("r", n))
+	}
+	g.Expect(missing(huge)).To(Equal(escalate), "undecided: a million permissions")
+	g.Expect(len(s.asked)).To(BeNumerically("<", 100))
+}
+
+// A binding gives what its role gives when it is written: that of the content only if it comes
+// before.
+func TestOrderOfRoles(t *testing.T) {
+	g := NewWithT(t)
+	role := &rbacv1.Role{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "n", Name: "r"},
+		Rules:      []rbacv1.PolicyRule{rule("get")},
+	}
+	present := role.DeepCopy()
+	present.Rules = []rbacv1.PolicyRule{rule("delete")}
+	binding := &rbacv1.RoleBinding{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "n", Name: "b"},
+		RoleRef:    rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "Role", Name: "r"},
+	}
+	s := &server{allowed: []string{"patch roles/ n r", "patch rolebindings/ n b", "get roles/ n r", "get pods/ n "}}
+	missing := func(objects ...client.Object) []string {
+		answer, err := newChecker(t, s, present.DeepCopy()).Run(t.Context(),
+			Check{Objects: objects, Verbs: []string{"patch"}})
+		g.Expect(err).NotTo(HaveOccurred())
+		return texts(answer.Missing)
+	}
+	g.Expect(missing(role, binding)).To(BeEmpty())
+	g.Expect(missing(binding, role)).To(Equal([]string{"bind roles n r [0]"}))
+}
+
+// A CustomResourceDefinition that no API server takes defines nothing: neither does a wildcard.
+func TestInvalidDefinitions(t *testing.T) {
+	g := NewWithT(t)
+	crd := unstructuredObject(t, map[string]any{
+		"apiVersion": "apiextensions.k8s.io/v1",
+		"kind":       "CustomResourceDefinition",
+		"metadata":   map[string]any{"name": "x"},
+		"spec": map[string]any{
+			"group": "*",
+			"scope": "Namespaced",
+			"names": map[string]any{"kind": "Foo", "plural": "*"},
+		},
+	})
+	foo := unstructuredObject(t, map[string]any{
+		"apiVersion": "*/v1",
+		"kind":       "Foo",
+		"metadata":   map[string]any{"namespace": "n", "name": "x"},
+	})
+	answer, err := newChecker(t, &server{}).Run(t.Context(),
+		Check{Objects: []client.Object{crd, foo}, Verbs: []string{"patch"}})
+	g.Expect(err).NotTo(HaveOccurred())
+	g.Expect(answer.Missing).To(BeEmpty())
+	g.Expect(answer.NotFound).To(HaveLen(2))
 }

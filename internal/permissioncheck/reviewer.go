@@ -96,13 +96,18 @@ func (r *reviewer) ask(ctx context.Context, q *questions) error {
 	return group.Wait()
 }
 
-// one answers a question.
+// one answers a question, from memory if it was asked some seconds ago.
 func (r *reviewer) one(ctx context.Context, p permissions.Permission) (answered, error) {
+	return r.since(ctx, p, time.Now().Add(-remembered+1))
+}
+
+// since answers a question, from memory if it was asked since then.
+func (r *reviewer) since(ctx context.Context, p permissions.Permission, since time.Time) (answered, error) {
 	now := time.Now()
 	r.mu.Lock()
 	known, found := r.answers[p]
 	r.mu.Unlock()
-	if found && now.Sub(known.at) < remembered {
+	if found && !known.at.Before(since) {
 		return known, nil
 	}
 	spec := authorizationv1.SelfSubjectAccessReviewSpec{}
@@ -137,6 +142,8 @@ func (r *reviewer) one(ctx context.Context, p permissions.Permission) (answered,
 	if r.answers == nil {
 		r.answers = map[permissions.Permission]answered{}
 	}
-	r.answers[p] = answer
+	if later := r.answers[p]; !later.at.After(now) {
+		r.answers[p] = answer
+	}
 	return answer, nil
 }

@@ -1,43 +1,71 @@
 package permissions
 
 import (
+	"bytes"
+	"encoding/json"
 	"net/http"
 	"regexp"
+	"slices"
 	"strings"
 	"time"
 
 	rbacv1 "k8s.io/api/rbac/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
 )
 
 // MaxText is how much of an answer NoteAnswer reads.
-const MaxText = 2048
+const MaxText = 16 << 10
 
-// denial matches what an API server's authorizer says, in any encoding; escalation what RBAC says
-// of a role with permissions that its writer does not have; and admission what admission says: what
-// the request needs was permitted. Another answer with that status is no API server's, or not known
-// well enough.
+// denial matches what an API server's authorizer says; escalation what RBAC says of a role with
+// permissions that its writer does not have; and admission what admission says: what the request
+// needs was permitted. Another answer with status 403 is no API server's, or not known well enough.
+// All begin with the message, so that what a tenant put into a name is no message.
 var (
-	escalation = regexp.MustCompile(`\.rbac\.authorization\.k8s\.io \\?"([^"\\]*)\\?" is forbidden: user \\?"[^"]*" ` +
-		`\(groups=.* is attempting to grant RBAC permissions not currently held`)
-	denial    = regexp.MustCompile(`User \\?"[^"]*" cannot (\S+) (?:resource|path) `)
-	admission = regexp.MustCompile(` is forbidden: |admission webhook \\?"`)
+	denial     = regexp.MustCompile(`^(?:[^" ]+ (?:"[^"]*" )?is )?forbidden: User "[^"]*" cannot (\S+) (?:resource|path) `)
+	escalation = regexp.MustCompile(`^[a-z]+\.rbac\.authorization\.k8s\.io "([^"]*)" is forbidden: user "[^"]*" ` +
+		`\(groups=\[.* is attempting to grant RBAC permissions not currently held`)
+	admission = regexp.MustCompile(`^[^" ]+ "[^"]*" is forbidden: |^admission webhook "`)
 )
+
+// messageOf returns the message of a metav1.Status in JSON or protobuf, "" if there is none.
+func messageOf(text []byte) string {
+	if protobuf, ok := bytes.CutPrefix(text, []byte("k8s\x00")); ok {
+		var wrapped runtime.Unknown
+		status := &metav1.Status{}
+		if wrapped.Unmarshal(protobuf) != nil || status.Unmarshal(wrapped.Raw) != nil {
+			return ""
+		}
+		return status.Message
+	}
+	var status struct {
+		Kind    string `json:"kind"`
+		Message string `json:"message"`
+	}
+	if json.Unmarshal(text, &status) != nil || status.Kind != "Status" {
+		return ""
+	}
+	return status.Message
+}
 
 // IsProxied reports whether the answer to a request may be that of a server behind the API server.
 func (p Permission) IsProxied() bool { return p.Verb == "proxy" || p.Subresource == "proxy" }
 
 // NoteAnswer records what an answer says about the permission that its request needed: that it was
 // used, or refused, or nothing. text is the beginning of an answer with status 403, up to MaxText.
-func (r *Record) NoteAnswer(needed Permission, status int, text []byte, at time.Time) {
+// It returns true if something was refused.
+func (r *Record) NoteAnswer(needed Permission, status int, text []byte, at time.Time) (refused bool) {
 	switch {
 	case needed.IsProxied():
 		if status < http.StatusMultipleChoices {
 			r.Note(needed, false, at)
 		}
 	case status == http.StatusForbidden:
-		r.noteForbidden(needed, string(text), at)
+		return r.noteForbidden(needed, messageOf(text), at)
 	case status == http.StatusUnauthorized, status == http.StatusTooManyRequests,
 		status >= http.StatusInternalServerError, status >= http.StatusMultipleChoices && status < http.StatusBadRequest:
+	case status == http.StatusRequestEntityTooLarge, status == http.StatusRequestURITooLong,
+		status == http.StatusRequestHeaderFieldsTooLarge: // from before the authorizer
 	default:
 		r.Note(needed, false, at)
 		creates := needed.Verb == "patch" || needed.Verb == "update"
@@ -46,7 +74,11 @@ func (r *Record) NoteAnswer(needed Permission, status int, text []byte, at time.
 			r.Note(needed, false, at)
 		}
 	}
+	return false
 }
+
+// unknownVerb is that of a refusal that is not kept, such as impersonate.
+const unknownVerb = "unknown"
 
 // Refusal returns the permission that the text of an answer with status 403 says is missing, as
 // verb and name, for a request that needs p. verb is empty if the text is not that of the
@@ -59,24 +91,28 @@ func Refusal(p Permission, text string) (verb, name string) {
 		return Escalate, found[1]
 	}
 	if found := denial.FindStringSubmatch(text); found != nil {
-		return found[1], p.Name
+		if slices.Contains(knownVerbs, found[1]) {
+			return found[1], p.Name
+		}
+		return unknownVerb, p.Name
 	}
 	return "", ""
 }
 
 // noteForbidden records an answer with status 403, which is the authorizer's or admission's.
-func (r *Record) noteForbidden(needed Permission, text string, at time.Time) {
+func (r *Record) noteForbidden(needed Permission, text string, at time.Time) (refused bool) {
 	verb, name := Refusal(needed, text)
 	switch verb {
 	case "":
-		if len(text) < MaxText && admission.MatchString(text) {
+		if admission.MatchString(text) {
 			r.Note(needed, false, at)
 		}
-		return
-	case needed.Verb:
+		return false
+	case unknownVerb, needed.Verb:
 	case "create", Bind, Escalate: // beside the permission of the request itself
 		r.Note(needed, false, at)
 	}
 	needed.Verb, needed.Name = verb, name
 	r.Note(needed, true, at)
+	return verb != unknownVerb
 }

@@ -23,8 +23,9 @@ func (a *Asking) Refused(now time.Time, interval time.Duration) {
 	switch {
 	case a.asking:
 		a.again = true
-	case a.due.IsZero():
-		a.due = now.Add(interval)
+	case a.due.IsZero(): // it may have been granted a moment ago
+		a.soon = len(pauses) - 1
+		a.due = now.Add(min(interval, pauses[0]))
 	}
 }
 
@@ -34,7 +35,7 @@ func (a *Asking) Changed(now time.Time) {
 		return
 	}
 	a.soon = len(pauses)
-	if next := latest(now, a.asked.Add(minPause)); !a.asking && next.Before(a.due) {
+	if next := maxTime(now, a.asked.Add(minPause)); !a.asking && next.Before(a.due) {
 		a.due = next
 	}
 }
@@ -67,10 +68,3 @@ func (a *Asking) Idle() bool { return a.due.IsZero() && !a.asking }
 
 // Due returns when to call Begin, false if not before another call.
 func (a *Asking) Due() (time.Time, bool) { return a.due, !a.due.IsZero() }
-
-func latest(x, y time.Time) time.Time {
-	if x.After(y) {
-		return x
-	}
-	return y
-}

@@ -21,10 +21,17 @@ func TestAsking(t *testing.T) {
 	a.Changed(now)
 	g.Expect(a.Begin(now)).To(BeFalse(), "nothing was refused")
 	a.Refused(now, interval)
-	now = now.Add(10 * time.Second)
+	now = now.Add(500 * time.Millisecond)
 	a.Refused(now, interval)
-	g.Expect(dueIn()).To(Equal(50*time.Second), "from the first one on")
+	g.Expect(dueIn()).To(Equal(500*time.Millisecond), "from the first one on: it may be granted by now")
 	g.Expect(a.Begin(now)).To(BeFalse())
+	for _, pause := range []time.Duration{500 * time.Millisecond, 3 * time.Second} {
+		now = now.Add(pause)
+		g.Expect(a.Begin(now)).To(BeTrue())
+		a.End(now, interval, true)
+	}
+	g.Expect(dueIn()).To(Equal(interval))
+	now = now.Add(10 * time.Second)
 
 	a.Changed(now)
 	g.Expect(dueIn()).To(BeZero())
@@ -100,7 +107,7 @@ func TestAskingAtRandom(t *testing.T) {
 				asking, again, asked, changed = true, false, now, time.Time{}
 			}
 			if refused && !asking {
-				since := latest(asked, refusedSince)
+				since := maxTime(asked, refusedSince)
 				g.Expect(now.Sub(since)).To(BeNumerically("<", interval+30*time.Second), "seed %d", seed)
 				if !changed.IsZero() {
 					g.Expect(now.Sub(changed)).To(BeNumerically("<", 20*time.Second), "seed %d", seed)

@@ -21,13 +21,12 @@ const (
 // Record has the permissions that an identity used, and that it was refused. A nil Record keeps
 // nothing. Its methods may be called from any goroutine.
 type Record struct {
-	// OnRefused, if set before the first use, is called for each refusal. It must not block.
-	OnRefused func()
-
 	mu         sync.Mutex
 	resources  []resource // guarded by mu
 	last       int        // guarded by mu: where the latest one is
 	incomplete bool       // guarded by mu: something was left out
+	cleared    bool       // guarded by mu: a refusal does not count any more, because of what was served
+	unrecorded time.Time  // guarded by mu: the latest refusal that there was no room for
 }
 
 // Note records that the API server served a request, or refused it for lack of the permission.
@@ -37,66 +36,82 @@ func (r *Record) Note(p Permission, refused bool, at time.Time) {
 	if r == nil || v < 0 || !refused && isEverybodys(p) {
 		return
 	}
-	r.note(p, verb(v), refused, at)
-	if refused && r.OnRefused != nil {
-		r.OnRefused()
-	}
-}
-
-func (r *Record) note(p Permission, v verb, refused bool, at time.Time) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	found := r.find(p)
-	if found == nil || !found.has(v) {
-		if found = r.add(p); found == nil {
+	if found == nil || !found.has(verb(v)) {
+		if found = r.add(p, refused); found == nil {
 			r.incomplete = true
+			if refused {
+				r.unrecorded = at
+			}
 			return
 		}
 	}
-	names := len(found.names)
-	found.note(v, p.Name, refused, uint32(at.Unix())) //nolint:gosec // until 2106
-	for len(found.names) > names && r.size() > MaxBytes {
-		r.widen() // there are names
+	seconds := uint32(at.Unix()) //nolint:gosec // until 2106
+	if refused {
+		found.use(verb(v)) // takes memory, too
+		found.refuse(verb(v), p.Name, seconds, MaxBytes-r.size())
+		return
 	}
+	cleared, isNew := found.serve(verb(v), p.Name, seconds)
+	r.cleared = r.cleared || cleared
+	for isNew && r.size() > MaxBytes && r.widen() {
+		continue // there are names, at least this one
+	}
+}
+
+// TakeCleared reports whether a refusal does not count any more, since the last call.
+func (r *Record) TakeCleared() bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	cleared := r.cleared
+	r.cleared = false
+	return cleared
 }
 
 // Refused returns what Uses returns as refused, one for each name. others says whether there is
 // more that no review of the identity can tell: of namespaces or names that are not on record, and
 // what RBAC or impersonation asks for beside the request.
 func (r *Record) Refused(now time.Time) (all []Permission, others bool) {
-	_, refused, _ := r.Uses(now)
-	for _, use := range refused {
-		if use.AnyNamespace || use.AnyName || use.Verb == Bind || use.Verb == Escalate ||
-			strings.HasPrefix(use.Verb, ImpersonateOn) {
-			others = true
-			continue
-		}
-		names := use.Names
-		if len(names) == 0 {
-			names = []string{""}
-		}
-		for _, name := range names {
-			p := use.Permission
-			p.Name = name
-			all = append(all, p)
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	others = now.Sub(r.unrecorded) < refusalLasts
+	for n := range r.resources {
+		s := &r.resources[n]
+		for _, u := range s.uses {
+			if !u.isRefused() || now.Sub(time.Unix(int64(u.refusal), 0)) >= refusalLasts {
+				continue
+			}
+			if s.anyNamespace || u.verb >= impersonateOnGet {
+				others = true
+				continue
+			}
+			p := s.permission(knownVerbs[u.verb])
+			others = others || u.refusedMore || u.refusedAll && s.anyName
+			if u.refusedAll {
+				all = append(all, p)
+			}
+			for _, p.Name = range s.namesOf(u.refusedNames, false) {
+				all = append(all, p)
+			}
 		}
 	}
 	return all, others
 }
 
-// Granted forgets that a permission was refused. It returns false if it was not on record.
-func (r *Record) Granted(p Permission) bool {
+// Granted forgets that a permission was refused.
+func (r *Record) Granted(p Permission) {
 	p.normalize()
 	v := slices.Index(knownVerbs, p.Verb)
 	if r == nil || v < 0 {
-		return false
+		return
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if s := r.find(p); s != nil {
-		return s.granted(verb(v), p.Name)
+		r.cleared = s.granted(verb(v), p.Name) || r.cleared
 	}
-	return false
 }
 
 // isEverybodys reports whether the default roles of Kubernetes give the permission to each user: to
@@ -130,8 +145,8 @@ func (r *Record) find(p Permission) *resource {
 }
 
 // add returns the resource of a permission, and makes room there for another verb. It returns nil
-// if there is not enough memory. The caller holds mu.
-func (r *Record) add(p Permission) *resource {
+// if there is not enough memory: what is refused takes none of what was used. The caller holds mu.
+func (r *Record) add(p Permission, refused bool) *resource {
 	added := resource{key: keyOf(p)}
 	if !added.isPresentable() || added.size() > MaxBytes/4 {
 		return nil // others would have to make room
@@ -147,7 +162,7 @@ func (r *Record) add(p Permission) *resource {
 			}
 			break
 		}
-		if needed > MaxBytes || !r.widen() {
+		if needed > MaxBytes || refused || !r.widen() {
 			return nil
 		}
 	}
@@ -156,10 +171,17 @@ func (r *Record) add(p Permission) *resource {
 	return &r.resources[len(r.resources)-1]
 }
 
-// widen saves memory: it forgets the names of the resource whose names take the most, or else the
-// namespaces of the one that is in the most of them. It returns false if there is nothing to
-// forget. The caller holds mu.
+// widen saves memory: it forgets resources that were only refused, or else the names of the
+// resource whose names take the most, or else the namespaces of the one that is in the most of
+// them. It returns false if there is nothing to forget. The caller holds mu.
 func (r *Record) widen() bool {
+	for n := range r.resources {
+		if latest, served := r.resources[n].lastRefusal(); !served {
+			r.unrecorded = maxTime(r.unrecorded, time.Unix(int64(latest), 0))
+			r.resources, r.last, r.incomplete = slices.Delete(r.resources, n, n+1), 0, true
+			return true
+		}
+	}
 	most, named := 0, -1
 	for n := range r.resources {
 		if size := r.resources[n].sizeOfNames(); size > most {
@@ -243,8 +265,9 @@ func (r *Record) Uses(now time.Time) (used, refused []Use, complete bool) {
 				used = append(used, one)
 			}
 			last := time.Unix(int64(u.refusal), 0)
-			if (u.refusedAll || u.refusedNames != 0) && now.Sub(last) < refusalLasts {
-				one.Names = s.namesOf(u.refusedNames, u.refusedAll)
+			if u.isRefused() && now.Sub(last) < refusalLasts {
+				one.AnyName = s.anyName || u.refusedMore
+				one.Names = s.namesOf(u.refusedNames, u.refusedAll || u.refusedMore)
 				one.Count, one.First, one.Last = int64(u.refused), time.Time{}, last
 				refused = append(refused, one)
 			}
@@ -259,4 +282,11 @@ func compare(x, y Use) int {
 	return cmp.Or(cmp.Compare(x.Group, y.Group), cmp.Compare(x.Resource, y.Resource),
 		cmp.Compare(x.Subresource, y.Subresource), cmp.Compare(x.Path, y.Path), cmp.Compare(x.Namespace, y.Namespace),
 		cmp.Compare(x.Verb, y.Verb))
+}
+
+func maxTime(x, y time.Time) time.Time {
+	if x.After(y) {
+		return x
+	}
+	return y
 }

@@ -91,7 +91,8 @@ func TestEverybodys(t *testing.T) {
 	g.Expect(refused).To(HaveLen(1), "where an administrator has taken the default roles away")
 }
 
-// With more names than a record has, the use is one of any name, and so is a refusal.
+// With more names than a record has, the use is one of any name, and so is a refusal. What is
+// refused takes no name of what was used.
 func TestManyNames(t *testing.T) {
 	g := NewWithT(t)
 	r := &Record{}
@@ -101,12 +102,35 @@ func TestManyNames(t *testing.T) {
 	used, refused, _ := r.Uses(start)
 	g.Expect(used[0].Names).To(HaveLen(maxNames / 2))
 	g.Expect(refused[0].Names).To(HaveLen(maxNames / 2))
+	for n := range 100 {
+		r.Note(get("n", fmt.Sprint("refused", n)), true, start)
+	}
+	used, refused, _ = r.Uses(start)
+	g.Expect(used[0].Names).To(HaveLen(maxNames / 2))
+	g.Expect(used[0].AnyName).To(BeFalse())
+	g.Expect(refused[0].Names).To(BeNil())
+	g.Expect(refused[0].AnyName).To(BeTrue())
+	ask, others := r.Refused(start)
+	g.Expect(ask).To(HaveLen(maxNames / 2))
+	g.Expect(others).To(BeTrue())
+	for n := range maxNames / 2 {
+		r.Note(get("n", fmt.Sprint("used", n)), false, start)
+	}
+	used, _, _ = r.Uses(start)
+	g.Expect(used[0].Names).To(HaveLen(maxNames))
+	ask, _ = r.Refused(start)
+	g.Expect(ask).To(BeEmpty(), "their names made room")
 	r.Note(get("n", "one more"), false, start)
 	used, refused, complete := r.Uses(start)
 	g.Expect(used[0].Names).To(BeNil())
+	g.Expect(used[0].AnyName).To(BeTrue())
 	g.Expect(refused).To(HaveLen(1))
 	g.Expect(refused[0].Names).To(BeNil())
 	g.Expect(complete).To(BeTrue())
+	g.Expect(r.TakeCleared()).To(BeFalse())
+	r.Note(get("n", ""), false, start)
+	g.Expect(r.TakeCleared()).To(BeTrue())
+	g.Expect(r.TakeCleared()).To(BeFalse())
 }
 
 // Whatever requests name, a record takes no more than its bound. What it forgets becomes wider, and
@@ -134,7 +158,7 @@ func TestBound(t *testing.T) {
 			if random.IntN(4) > 0 {
 				p.Name = fmt.Sprint("n", random.IntN(names))
 			}
-			if random.IntN(3) == 0 {
+			if seed%2 == 0 && random.IntN(3) == 0 { // for which there may be no room
 				refused[p] = true
 				r.Note(p, true, start)
 			} else {
@@ -363,4 +387,31 @@ func BenchmarkNote(b *testing.B) {
 		p, _ := Of("PATCH", paths[n%len(paths)], "fieldManager=m&force=true")
 		r.Note(p, false, start)
 	}
+}
+
+// A record that is full of what was refused has room for what is used, and what no API server has
+// is not on record.
+func TestRefusalsTakeNoRoom(t *testing.T) {
+	g := NewWithT(t)
+	r := &Record{}
+	for n := range 200 {
+		r.Note(get(fmt.Sprint("namespace-", n), "name"), true, start)
+	}
+	_, others := r.Refused(start)
+	g.Expect(others).To(BeTrue(), "there was no room for all")
+	for n := range 15 {
+		p := get("n", "name")
+		p.Resource = fmt.Sprint("resource", n)
+		r.Note(p, false, start)
+	}
+	used, _, complete := r.Uses(start)
+	g.Expect(used).To(HaveLen(15))
+	g.Expect(complete).To(BeFalse())
+	for _, use := range used {
+		g.Expect(use.Names).To(Equal([]string{"name"}))
+	}
+	r = &Record{}
+	r.Note(Permission{Verb: "list", Group: "*", Resource: "*", Namespace: "n"}, true, start)
+	_, refused, _ := r.Uses(start)
+	g.Expect(refused).To(BeEmpty())
 }

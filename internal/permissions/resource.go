@@ -48,6 +48,7 @@ type resource struct {
 type use struct {
 	verb                      verb
 	servedAll, refusedAll     bool   // without a name, or with one that is not on record
+	refusedMore               bool   // for names for which there was no room
 	first, latest             uint32 // served; in seconds since 1970
 	refusal                   uint32 // the latest
 	served, refused           uint32 // how often
@@ -114,7 +115,7 @@ func grown[T any](all []T, one T) []T {
 // anything.
 func (k key) isPresentable() bool {
 	for _, text := range []string{k.group, k.resource, k.subresource, k.namespace} {
-		if !untrusted.IsPresentable(text) {
+		if !untrusted.IsPresentable(text) || strings.Contains(text, "*") { // no API server has such a resource
 			return false
 		}
 	}
@@ -126,22 +127,38 @@ func (s *resource) has(v verb) bool {
 	return slices.ContainsFunc(s.uses, func(u use) bool { return u.verb == v })
 }
 
-// note records one request. It allocates nothing if the verb and the name are on record.
-func (s *resource) note(v verb, name string, refused bool, at uint32) {
+// refuse records that a request was refused. A new name must fit into room, and takes that of no
+// other one.
+func (s *resource) refuse(v verb, name string, at uint32, room int) {
+	u := s.use(v)
+	if u.refusal+uint32(refusalLasts/time.Second) <= at { // those before do not count any more
+		u.refused, u.refusedNames, u.refusedAll, u.refusedMore = 0, 0, false, false
+	}
+	u.refused = increased(u.refused, 1)
+	u.refusal = at
+	switch n := slices.Index(s.names, name); {
+	case name == "" || s.anyName:
+		u.refusedAll = true
+	case n >= 0:
+		u.refusedNames |= 1 << n
+	case len(s.names) < maxNames && len(name)+int(unsafe.Sizeof(name)) <= room && untrusted.IsPresentable(name):
+		u.refusedNames |= s.bit(name) // there is room for it
+	default:
+		u.refusedMore = true
+	}
+}
+
+// serve records that a request was served. cleared says that a refusal does not count any more, and
+// isNew that the name takes memory. It allocates nothing if the verb and the name are on record.
+func (s *resource) serve(v verb, name string, at uint32) (cleared, isNew bool) {
 	u := s.use(v)
 	var bit uint16
 	if name != "" && !s.anyName {
-		bit = s.bit(name)
-	}
-	if refused {
-		if u.refusal+uint32(refusalLasts/time.Second) <= at { // those before do not count any more
-			u.refused, u.refusedNames, u.refusedAll = 0, 0, false
+		if n := slices.Index(s.names, name); n >= 0 {
+			bit = 1 << n
+		} else {
+			bit, isNew = s.bit(name), true
 		}
-		u.refused = increased(u.refused, 1)
-		u.refusal = at
-		u.refusedNames |= bit
-		u.refusedAll = u.refusedAll || bit == 0
-		return
 	}
 	if u.first == 0 {
 		u.first = at
@@ -151,12 +168,25 @@ func (s *resource) note(v verb, name string, refused bool, at uint32) {
 	u.servedNames |= bit
 	u.servedAll = u.servedAll || bit == 0
 	all := name == "" && !s.anyNamespace // another object or namespace may still be refused
-	u.forgive(bit, all)
+	cleared = u.forgive(bit, all)
 	for n := 0; s.entailed && n < len(s.uses); n++ {
 		if v.grants(s.uses[n].verb) {
-			s.uses[n].forgive(bit, all)
+			cleared = s.uses[n].forgive(bit, all) || cleared
 		}
 	}
+	return cleared, isNew
+}
+
+// isRefused reports whether something was refused and not granted since.
+func (u *use) isRefused() bool { return u.refusedAll || u.refusedMore || u.refusedNames != 0 }
+
+// lastRefusal returns when something was refused, and whether something was served.
+func (s *resource) lastRefusal() (at uint32, served bool) {
+	for n := range s.uses {
+		at = max(at, s.uses[n].refusal)
+		served = served || s.uses[n].served > 0
+	}
+	return at, served
 }
 
 // granted forgets that a verb was refused for a name, or for all without one. It returns false if
@@ -170,21 +200,23 @@ func (s *resource) granted(v verb, name string) bool {
 	if n := slices.Index(s.names, name); n >= 0 {
 		bit = 1 << n
 	}
-	u := &s.uses[at]
-	before := *u
-	u.forgive(bit, all)
-	return *u != before
+	return s.uses[at].forgive(bit, all)
 }
 
-// forgive forgets a refusal of some names, or of all.
-func (u *use) forgive(names uint16, all bool) {
+// forgive forgets a refusal of some names, or of all. It returns false if there was none.
+func (u *use) forgive(names uint16, all bool) bool {
+	if !u.isRefused() {
+		return false
+	}
+	before := *u
 	u.refusedNames &^= names
 	if all {
-		u.refusedNames, u.refusedAll = 0, false
+		u.refusedNames, u.refusedAll, u.refusedMore = 0, false, false
 	}
-	if u.refusedNames == 0 && !u.refusedAll {
+	if !u.isRefused() {
 		u.refused = 0
 	}
+	return *u != before
 }
 
 // increased is a sum that does not begin again.
@@ -207,18 +239,44 @@ func (s *resource) use(v verb) *use {
 	return &s.uses[len(s.uses)-1]
 }
 
-// bit returns the bit of a name, and 0 if there are too many names, or one that may not be shown.
+// bit adds a name and returns its bit. It returns 0 if there are too many names, or this one may
+// not be shown.
 func (s *resource) bit(name string) uint16 {
-	at := slices.Index(s.names, name)
-	if at < 0 {
-		if len(s.names) == maxNames || !untrusted.IsPresentable(name) {
-			s.forgetNames()
-			return 0
-		}
-		at = len(s.names)
-		s.names = grown(s.names, strings.Clone(name))
+	if len(s.names) == maxNames {
+		s.dropRefusedName()
 	}
-	return 1 << at
+	if len(s.names) == maxNames || !untrusted.IsPresentable(name) {
+		s.forgetNames()
+		return 0
+	}
+	s.names = grown(s.names, strings.Clone(name))
+	return 1 << (len(s.names) - 1)
+}
+
+// dropRefusedName makes room for a name: that of one that was only refused, if there is one.
+func (s *resource) dropRefusedName() {
+	var served uint16
+	for n := range s.uses {
+		served |= s.uses[n].servedNames
+	}
+	for at := range s.names {
+		if served&(1<<at) != 0 {
+			continue
+		}
+		for n := range s.uses {
+			u := &s.uses[n]
+			u.refusedMore = u.refusedMore || u.refusedNames&(1<<at) != 0
+			u.refusedNames, u.servedNames = without(u.refusedNames, at), without(u.servedNames, at)
+		}
+		s.names = slices.Delete(s.names, at, at+1)
+		return
+	}
+}
+
+// without returns a set of names without the one at a place, whose followers move there.
+func without(set uint16, at int) uint16 {
+	below := uint16(1)<<at - 1
+	return set&below | set>>1&^below
 }
 
 // forgetNames makes the uses those of any name.
@@ -226,7 +284,7 @@ func (s *resource) forgetNames() {
 	for n := range s.uses {
 		u := &s.uses[n]
 		u.servedAll = u.servedAll || u.servedNames != 0
-		u.refusedAll = u.refusedAll || u.refusedNames != 0
+		u.refusedAll, u.refusedMore = u.isRefused(), false
 		u.servedNames, u.refusedNames = 0, 0
 	}
 	s.names, s.anyName = nil, true

@@ -136,6 +136,10 @@ type Identity struct {
 type PermissionRecord struct {
 	// Whose permissions these are.
 	Username string `json:"username"`
+	// Where the credential came from. It may be another one than that of the connection, until that
+	// has connected.
+	// +optional
+	Source string `json:"source,omitempty"`
 	// Permissions that requests used.
 	// +optional
 	// +listType=atomic

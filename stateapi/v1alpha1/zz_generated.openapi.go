@@ -380,6 +380,13 @@ func schema_latchkey_dev_latchkey_stateapi_v1alpha1_PermissionRecord(ref common.
 							Format:      "",
 						},
 					},
+					"source": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Where the credential came from. It may be another one than that of the connection, until that has connected.",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
 					"used": {
 						VendorExtensible: spec.VendorExtensible{
 							Extensions: spec.Extensions{

@@ -12,7 +12,6 @@ import (
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
-	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	applycorev1 "k8s.io/client-go/applyconfigurations/core/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -57,10 +56,7 @@ func TestPermissionRecord(t *testing.T) {
 		{APIGroups: []string{""}, Resources: []string{"services"}, Verbs: []string{"patch"}},
 	}
 	grant(t, ns, ns+"-busy", role...)
-	create(t, &corev1.ResourceQuota{
-		ObjectMeta: metav1.ObjectMeta{Namespace: ns, Name: "no-secrets-here"},
-		Spec:       corev1.ResourceQuotaSpec{Hard: corev1.ResourceList{"count/pods": resource.MustParse("0")}},
-	})
+	allowNone(t, ns, "count/pods")
 	o := startOperator(t, clustercache.Options{Permissions: clustercache.PermissionOptions{Record: true}})
 	for _, name := range []string{ns + "-busy", ns + "-idle"} {
 		create(t, extension(ns, name))
@@ -111,7 +107,10 @@ func TestPermissionRecord(t *testing.T) {
 
 	user := "system:serviceaccount:" + ns + ":"
 	g.Expect(record.Username).To(Equal(user + busy))
-	g.Expect(o.state(ns + "-idle").Permissions).To(Equal(&clustercache.PermissionRecord{Username: user + ns + "-idle"}))
+	g.Expect(o.state(ns + "-idle").Permissions).To(Equal(&clustercache.PermissionRecord{
+		Username: user + ns + "-idle",
+		Source:   "serviceaccount " + ns + "/" + ns + "-idle",
+	}))
 
 	// Another credential of the same name does not begin anew; the extension's next life does.
 	before := o.state(busy)
@@ -126,7 +125,8 @@ func TestPermissionRecord(t *testing.T) {
 	g.Expect(admin.Delete(t.Context(), extension(ns, busy))).To(Succeed())
 	create(t, extension(ns, busy))
 	g.Eventually(func() *clustercache.PermissionRecord { return o.state(busy).Permissions }).
-		WithTimeout(testenv.Patience).Should(Equal(&clustercache.PermissionRecord{Username: record.Username}))
+		WithTimeout(testenv.Patience).
+		Should(Equal(&clustercache.PermissionRecord{Username: record.Username, Source: record.Source}))
 }
 
 // audited returns the permissions that requests of a ServiceAccount used, and was refused, by the

@@ -17,22 +17,27 @@ import (
 // the request is not sent for that reason.
 func (c *Connection) NoteReviews(answer *permissioncheck.Answer) {
 	now := time.Now()
-	for _, missing := range answer.Missing {
-		c.record.Note(missing.Permission, true, now)
-	}
 	for _, allowed := range answer.Allowed {
 		c.record.Granted(allowed)
 	}
+	for _, missing := range answer.Missing {
+		c.record.Note(missing.Permission, true, now)
+	}
+	if len(answer.Missing) > 0 && c.refused != nil {
+		c.refused()
+	}
 }
 
-// Allowed returns which of the permissions the identity has by now. What cannot be asked is not
-// among them.
+// Allowed returns which of the permissions the identity has by now. What was not answered within
+// Client.Timeout is not among them.
 func (c *Connection) Allowed(asked []permissions.Permission) []permissions.Permission {
 	checker, err := c.Checker()
 	if err != nil {
 		return nil
 	}
-	return checker.Allowed(c.life, asked)
+	ctx, cancel := c.bind(context.Background())
+	defer cancel()
+	return checker.Allowed(ctx, asked)
 }
 
 // OnRBACChange calls f when the permissions of the identity may have changed, until stop is called.

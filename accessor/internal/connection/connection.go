@@ -63,6 +63,7 @@ type Connection struct {
 	mapper     *targets.Mapper
 	requests   *Requests                  // of the extension; nil if they are not counted
 	record     *permissions.Record        // of the identity; set before publishing; nil for none
+	refused    func()                     // called when the record has a refusal; set with it
 	credential atomic.Pointer[Credential] // authenticates requests; replaced with its secret
 
 	extensionUID  types.UID              // of the object that the connection was created for
@@ -217,10 +218,6 @@ func (c *Connection) SetIdentity(stated connstate.Identity) {
 		c.identity.UID = c.resolution.UID
 	}
 }
-
-// SetRecord sets the record of the permissions that requests need. Call it once, before others get
-// the connection.
-func (c *Connection) SetRecord(record *permissions.Record) { c.record = record }
 
 // Use makes requests use the credential from now on.
 func (c *Connection) Use(credential *Credential) { c.credential.Store(credential) }

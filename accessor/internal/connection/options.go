@@ -32,8 +32,8 @@ type Options struct {
 	Tasks *workpool.TaskGroup
 	// TracerProvider receives the spans of informers; nil for none.
 	TracerProvider trace.TracerProvider
-	// Fenced is called for each request that did not start, or was cut, because a term had ended. It
-	// must not block.
+	// Fenced is called for each request that did not start, or was cut, because a term had ended.
+	// It must not block.
 	Fenced func()
 	// LiveGet is called for each cached Get that goes to the API server. It must not block.
 	LiveGet func()

@@ -9,6 +9,13 @@ import (
 	"github.com/latchkey-dev/latchkey/internal/permissions"
 )
 
+// SetRecord sets the record of the permissions that requests need, nil for none. refused is called
+// when something was refused, and must not block. Call SetRecord once, before others get the
+// connection.
+func (c *Connection) SetRecord(record *permissions.Record, refused func()) {
+	c.record, c.refused = record, refused
+}
+
 // notePermission records what an answer says about the permission that its request needed.
 func (c *Connection) notePermission(req *http.Request, resp *http.Response) {
 	needed, ok := permissions.Of(req.Method, c.target.PathOf(req), req.URL.RawQuery)
@@ -19,7 +26,9 @@ func (c *Connection) notePermission(req *http.Request, resp *http.Response) {
 	if resp.StatusCode == http.StatusForbidden && !needed.IsProxied() {
 		text = peek(resp)
 	}
-	c.record.NoteAnswer(needed, resp.StatusCode, text, time.Now())
+	if c.record.NoteAnswer(needed, resp.StatusCode, text, time.Now()) && c.refused != nil {
+		c.refused()
+	}
 }
 
 // peek returns the beginning of an answer, which stays as it is.

@@ -1,6 +1,7 @@
 package connection
 
 import (
+	"encoding/json"
 	"errors"
 	"io"
 	"net/http"
@@ -9,6 +10,8 @@ import (
 	"time"
 
 	. "github.com/onsi/gomega"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/rest"
 
 	"github.com/latchkey-dev/latchkey/accessor/internal/targets"
@@ -19,13 +22,27 @@ import (
 // forbidden, only the authorizer's text is a refusal, and it names the permission. What is read to
 // find out is still in the answer.
 func TestNotePermission(t *testing.T) {
-	const denied = `{"message":"pods is forbidden: User \"u\" cannot create resource \"pods\" in API group \"\""}`
-	const mimics = "admission webhook \"w\": you cannot get path x"
-	deniedPatch := strings.ReplaceAll(denied, "create", "patch")
-	protobuf := strings.ReplaceAll(deniedPatch, `\`, "")
+	message := func(text string) string {
+		encoded, err := json.Marshal(metav1.Status{
+			TypeMeta: metav1.TypeMeta{Kind: "Status", APIVersion: "v1"},
+			Message:  text,
+			Details:  &metav1.StatusDetails{Name: "x is forbidden: User \"u\" cannot create resource "},
+		})
+		NewWithT(t).Expect(err).NotTo(HaveOccurred())
+		return string(encoded)
+	}
+	const text = `pods is forbidden: User "u" cannot create resource "pods" in API group ""`
+	denied, deniedPatch := message(text), message(strings.ReplaceAll(text, "create", "patch"))
+	raw, err := (&metav1.Status{Message: strings.ReplaceAll(text, "create", "patch")}).Marshal()
+	NewWithT(t).Expect(err).NotTo(HaveOccurred())
+	wrapped, err := (&runtime.Unknown{Raw: raw}).Marshal()
+	NewWithT(t).Expect(err).NotTo(HaveOccurred())
+	protobuf := "k8s\x00" + string(wrapped)
+	mimics := message("admission webhook \"w\": pods is forbidden: User \"u\" cannot get path x")
 	const role = "/apis/rbac.authorization.k8s.io/v1/namespaces/n/roles/r"
-	const escalates = `{"message":"roles.rbac.authorization.k8s.io \"r\" is forbidden: user \"u\" (groups=[\"g\"]) ` +
-		`is attempting to grant RBAC permissions not currently held:\n{}"`
+	const escalation = `roles.rbac.authorization.k8s.io "r" is forbidden: user "u" (groups=["g"]) is attempting to grant ` +
+		"RBAC permissions not currently held:\n{}"
+	escalates := message(escalation)
 	var set targets.Set
 	target, err := set.Join(&rest.Config{Host: "http://server/prefix"}, nil, &targets.Policy{})
 	NewWithT(t).Expect(err).NotTo(HaveOccurred())
@@ -46,10 +63,13 @@ func TestNotePermission(t *testing.T) {
 		"created by an update":         {method: "PUT", status: 201, used: []string{"create", "update"}},
 		"forbidden by the authorizer":  {status: 403, body: deniedPatch, refused: []string{"patch"}},
 		"an apply that may not create": {status: 403, body: denied, used: []string{"patch"}, refused: []string{"create"}},
-		"an impersonation":             {status: 403, body: strings.ReplaceAll(denied, "create", "impersonate")},
+		"an impersonation":             {status: 403, body: message(strings.ReplaceAll(text, "create", "impersonate"))},
+		"a name that says so":          {status: 403, body: message(`things.example.com "` + text + `" is forbidden: no`)},
+		"a text that is no message":    {status: 403, body: text},
+		"too large":                    {status: 413},
 		"a constrained impersonation": {
 			status:  403,
-			body:    strings.ReplaceAll(denied, "create", "impersonate-on:serviceaccount:create"),
+			body:    message(strings.ReplaceAll(text, "create", "impersonate-on:serviceaccount:create")),
 			refused: []string{"impersonate-on:serviceaccount:create"},
 		},
 		"a role with more permissions": {
@@ -62,20 +82,20 @@ func TestNotePermission(t *testing.T) {
 		"a binding of more permissions": {
 			path:    strings.Replace(role, "roles", "rolebindings", 1),
 			status:  403,
-			body:    strings.ReplaceAll(escalates, `\`, ""),
+			body:    message(strings.Replace(escalation, "roles", "rolebindings", 1)),
 			used:    []string{"patch"},
 			refused: []string{"bind"},
 		},
 		"what says so of another kind": {status: 403, body: escalates, used: []string{"patch"}},
-		"forbidden by a webhook":       {status: 403, body: `admission webhook "w" denied the request: no`, used: []string{"patch"}},
+		"forbidden by a webhook":       {status: 403, body: message(`admission webhook "w" denied the request: no`), used: []string{"patch"}},
 		"a webhook on a path":          {status: 403, body: mimics, used: []string{"patch"}},
 		"a backend's own":              {path: "/api/v1/namespaces/n/pods/p/proxy", status: 403, body: denied},
 		"a backend's creation":         {path: "/api/v1/namespaces/n/pods/p/proxy", status: 201, used: []string{"patch"}},
 		"longer than what is read":     {status: 403, body: strings.Repeat("x", 3*permissions.MaxText) + denied},
-		"in protobuf":                  {status: 403, body: "k8s\x00" + protobuf, refused: []string{"patch"}},
-		"forbidden by admission":       {status: 403, body: `pods \"p\" is forbidden: exceeded quota`, used: []string{"patch"}},
+		"in protobuf":                  {status: 403, body: protobuf, refused: []string{"patch"}},
+		"forbidden by admission":       {status: 403, body: message(`pods "p" is forbidden: exceeded quota`), used: []string{"patch"}},
 		"forbidden without a text":     {status: 403},
-		"a verb of the server's own":   {status: 403, body: "you cannot rule resource x"},
+		"a verb of the server's own":   {status: 403, body: message("you cannot rule resource x")},
 		"unauthorized":                 {status: 401},
 		"throttled":                    {status: 429},
 		"an error":                     {status: 500},

@@ -129,7 +129,7 @@ func TestMissingRoles(t *testing.T) {
 		"missing": {missing: true},
 		"missing-allowed": {
 			missing:      true,
-			allow:        []string{"secrets", "cluster-wide", "namespace/c", "escalate"},
+			allow:        []string{"secrets", "cluster-wide/nodes", "namespace/c", "escalate"},
 			impersonator: "system:serviceaccount:op:operator",
 		},
 	} {
@@ -192,6 +192,58 @@ func TestUsedRoles(t *testing.T) {
 		"Role b latchkey-act": append(one("", "secrets", "", "impersonate-on:serviceaccount:get"),
 			one("authentication.k8s.io", "serviceaccounts", "deployer", "impersonate:serviceaccount")...),
 	}))
+}
+
+// A role is wider than what is on record only where a comment says so, and never for what has power
+// over others. A name cannot look like more than a name.
+func TestWiderRoles(t *testing.T) {
+	g := NewWithT(t)
+	names := func(allow ...string) (rules []rbacv1.PolicyRule, report *report, text string) {
+		many := refusedUse("get", "", "secrets", "b")
+		many.AnyName = true
+		everything := refusedUse("list", "*", "*", "b")
+		r := reportOf(refusedUse("get", "", "pods", "b", "web-bcdfg"), refusedUse("get", "", "configmaps", "b", "web-bcdfg"),
+			refusedUse("delete", "", "namespaces", "", "team-42424"),
+			refusedUse("patch", "apps", "deployments", "b", "x in shop\n#"),
+			many, everything)
+		f := roleFlags{allow: allow}
+		r.choose(f)
+		objects := r.roles(connection("Connected", ""), f)
+		text, err := manifest(r.comments(objects), objects)
+		g.Expect(err).NotTo(HaveOccurred())
+		for _, object := range objects {
+			switch role := object.(type) {
+			case *rbacv1.Role:
+				rules = append(rules, role.Rules...)
+			case *rbacv1.ClusterRole:
+				rules = append(rules, role.Rules...)
+			}
+		}
+		return rules, r, text
+	}
+	named := func(rules []rbacv1.PolicyRule) (all map[string]string) {
+		all = map[string]string{}
+		for _, rule := range rules {
+			for _, resource := range rule.Resources {
+				all[resource] = strings.Join(rule.ResourceNames, ",")
+			}
+		}
+		return all
+	}
+	rules, r, text := names()
+	g.Expect(named(rules)).To(Equal(map[string]string{
+		"pods": "", "configmaps": "web-bcdfg", "namespaces": "team-42424", "deployments": "x in shop\n#",
+	}))
+	g.Expect(text).To(And(ContainSubstring("# Of all names, because these look generated: get pods web-bcdfg\n"),
+		ContainSubstring(`# Runs Pods, as any ServiceAccount of the namespace: patch deployments.apps "x in shop\n#"`+"\n"),
+		ContainSubstring("--allow all-names adds it\n")))
+	g.Expect(r.leftOutLines()).To(ContainElement("Left out: get secrets in b (of more objects than there are names on " +
+		"record); --allow all-names adds it"))
+	rules, r, _ = names("all-names", "nonsense")
+	g.Expect(named(rules)).To(HaveKeyWithValue("secrets", ""))
+	g.Expect(named(rules)).NotTo(HaveKey("*"))
+	r.noteUnknownWords([]string{"all-names", "nonsense"})
+	g.Expect(r.notes).To(Equal([]string{"--allow nonsense: nothing is left out for that"}))
 }
 
 // What the identity may do and did not, is listed: also where it did only a part, and where not.

@@ -35,7 +35,7 @@ func (f *roleFlags) bind(flags *pflag.FlagSet) {
 	flags.BoolVar(&f.unused, "unused", false, "what the identity may do, but did not")
 	flags.StringVar(&f.since, "since", "", "only what was used since then: a duration such as 24h, or a time (RFC 3339)")
 	flags.StringSliceVar(&f.allow, "allow", nil, "what the roles may grant although it gives power over others: the "+
-		"words that are printed with it, such as secrets, cluster-wide, namespace/NAME or bind, separated by commas")
+		"words that are printed with it, such as secrets, cluster-wide/nodes, namespace/NAME or bind, with commas")
 	flags.StringVar(&f.impersonator, "impersonator", "", "also the roles for this user, who acts as the ServiceAccount "+
 		"by constrained impersonation, such as system:serviceaccount:latchkey-system:latchkey")
 	flags.StringVarP(&f.output, "output", "o", "", "yaml prints only the roles, to apply")
@@ -107,9 +107,10 @@ func (c *cli) role(ctx context.Context, out io.Writer, name string, f roleFlags)
 	}
 	r.choose(f)
 	objects := r.roles(connection, f)
-	if err := c.checkForeign(ctx, objects); err != nil {
+	if err := c.checkForeign(ctx, objects); err != nil && (f.output != "" || !apierrors.IsForbidden(errors.Cause(err))) {
 		return err
 	}
+	r.noteUnknownWords(f.allow)
 	text, err := manifest(r.comments(objects), objects)
 	if err != nil {
 		return err
@@ -168,6 +169,9 @@ const howToRecord = " (Options.Permissions.Record, --record-permissions of latch
 func (c *cli) collect(ctx context.Context, r *report, of []*v1alpha1.Connection, refused bool) error {
 	for _, connection := range of {
 		record := connection.Status.Permissions
+		if record != nil && record.Source != connection.Status.Source { // of an identity of before
+			record = nil
+		}
 		switch {
 		case record == nil && refused:
 			r.note("Only list and watch are known, because the operator keeps no record%s.", howToRecord)
@@ -259,7 +263,14 @@ func (c *cli) checkForeign(ctx context.Context, objects []document) error {
 		resource := rbacv1.SchemeGroupVersion.WithResource(strings.ToLower(kind.Kind) + "s")
 		there := in(c.dynamic.Resource(resource), object.GetNamespace())
 		found, err := there.Get(ctx, object.GetName(), metav1.GetOptions{})
-		if err == nil && found.GetLabels()[leastrole.ManagedByLabel] != leastrole.ManagedBy {
+		if apierrors.IsNotFound(err) {
+			continue
+		}
+		if err != nil {
+			return errors.Wrapf(err, "looking whether %s %s exists, which must not be overwritten", kind.Kind,
+				keyString(object.GetNamespace(), object.GetName()))
+		}
+		if found.GetLabels()[leastrole.ManagedByLabel] != leastrole.ManagedBy {
 			return errors.Errorf("%s %s exists, and does not have the label %s=%s of our roles: it would be overwritten. "+
 				"Who made it?", kind.Kind, keyString(object.GetNamespace(), object.GetName()), leastrole.ManagedByLabel,
 				leastrole.ManagedBy)

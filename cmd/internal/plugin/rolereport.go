@@ -19,6 +19,7 @@ import (
 
 	"github.com/latchkey-dev/latchkey/internal/leastrole"
 	"github.com/latchkey-dev/latchkey/internal/permissions"
+	"github.com/latchkey-dev/latchkey/internal/untrusted"
 	"github.com/latchkey-dev/latchkey/stateapi/v1alpha1"
 )
 
@@ -27,6 +28,7 @@ type use struct {
 	permissions.Permission // without Name
 	anyNamespace           bool
 	names                  []string // empty for all
+	anyName                bool     // of more objects than there are names on record
 	count                  int64    // 0 if the requests are not counted: of scopes
 	last                   time.Time
 }
@@ -46,6 +48,7 @@ func useOf(u v1alpha1.PermissionUse) use {
 		},
 		anyNamespace: u.AnyNamespace,
 		names:        u.Names,
+		anyName:      u.AnyName,
 		count:        u.Count,
 		last:         u.Last.Time,
 	}
@@ -54,11 +57,19 @@ func useOf(u v1alpha1.PermissionUse) use {
 // generated matches the names of objects that a controller made, which the next one does not have.
 var generated = regexp.MustCompile(`-[bcdfghjklmnpqrstvwxz2456789]{5}$`)
 
+// namedByControllers are resources whose objects have names that a controller made.
+var namedByControllers = []string{"pods", "replicasets.apps", "jobs.batch", "controllerrevisions.apps", "events",
+	"events.events.k8s.io"}
+
 // isOfAll reports whether only a permission of all names helps: those on record will not come
 // again. Permissions with power over others keep their names.
 func (u use) isOfAll() bool {
+	kind := u.Resource
+	if u.Group != "" {
+		kind += "." + u.Group
+	}
 	word, _ := leastrole.PowerOf(u.Normal())
-	return len(u.names) == 0 || (word == "" || word == leastrole.ClusterWide) &&
+	return len(u.names) == 0 || word == "" && slices.Contains(namedByControllers, kind) &&
 		slices.ContainsFunc(u.names, generated.MatchString)
 }
 
@@ -86,6 +97,7 @@ type report struct {
 	granted       []use
 	onBehalf      []permissions.Permission // of the impersonator
 	leftOut       []leftOut
+	needed        map[string]bool // words for --allow
 }
 
 // power is why a permission is left out, and the word by which --allow would add it, if it can.
@@ -98,7 +110,7 @@ type leftOut struct {
 }
 
 func (r *report) note(format string, args ...any) {
-	if text := fmt.Sprintf(format, args...); !slices.Contains(r.notes, text) {
+	if text := strings.Join(strings.Fields(fmt.Sprintf(format, args...)), " "); !slices.Contains(r.notes, text) {
 		r.notes = append(r.notes, text)
 	}
 }
@@ -149,107 +161,6 @@ func (r *report) filter(begin time.Time) {
 	r.uses = slices.DeleteFunc(r.uses, func(u use) bool { return u.last.Before(begin) })
 }
 
-// choose decides what the roles grant. What was used was permitted, except for what only a
-// ClusterRole could grant now, and bind and escalate, which are not on record. What was refused may
-// be what a tenant's content merely tried: it must not have power over others, and must be in the
-// ServiceAccount's own namespace.
-func (r *report) choose(f roleFlags) {
-	slices.SortStableFunc(r.uses, compareUses)
-	for _, u := range r.uses {
-		needed := r.powersOf(u, f)
-		needed = slices.DeleteFunc(needed, func(p power) bool { return slices.Contains(f.allow, p.word) })
-		_, onBehalf := strings.CutPrefix(u.Verb, permissions.ImpersonateOn)
-		switch {
-		case len(needed) > 0:
-			r.leftOut = append(r.leftOut, leftOut{u, needed})
-		case onBehalf:
-			r.onBehalf = append(r.onBehalf, u.each()...)
-		default:
-			r.granted = append(r.granted, u)
-		}
-	}
-}
-
-// powersOf returns what must be allowed, so that the roles grant a permission.
-func (r *report) powersOf(u use, f roleFlags) (all []power) {
-	verb, onBehalf := strings.CutPrefix(u.Verb, permissions.ImpersonateOn)
-	of := u.Normal()
-	of.Verb = verb
-	word, meaning := leastrole.PowerOf(of)
-	switch {
-	case verb == permissions.Bind && strings.HasSuffix(u.Resource, "bindings"):
-		return []power{{"", "it takes bind on the role that the binding names, or what that role grants"}}
-	case onBehalf && f.impersonator == "":
-		return []power{{"", "the user who impersonates lacks it; name that user with --impersonator"}}
-	case u.anyNamespace:
-		all = append(all, power{leastrole.ClusterWide, "in several namespaces, which are not on record"})
-	}
-	notOnRecord := word == permissions.Bind || word == permissions.Escalate
-	if word != "" && word != leastrole.ClusterWide && (f.missing || notOnRecord) {
-		all = append(all, power{word, meaning})
-	}
-	switch {
-	case !f.missing || u.anyNamespace:
-	case of.Namespace == "":
-		all = append(all, power{leastrole.ClusterWide, "a ClusterRole"})
-	case of.Namespace != r.subject.Namespace:
-		all = append(all, power{"namespace/" + of.Namespace, "not the ServiceAccount's own"})
-	}
-	return all
-}
-
-// roles returns the roles of what is granted, and those of the impersonator, if it has a name.
-func (r *report) roles(c *v1alpha1.Connection, f roleFlags) []document {
-	var needs []permissions.Permission
-	for _, u := range r.granted {
-		needs = append(needs, u.each()...)
-	}
-	objects := ownerOf(c, r.subject).Roles(needs)
-	if f.impersonator == "" {
-		return objects
-	}
-	if !f.missing {
-		r.onBehalf = append(actingAs(r.subject), onBehalf(needs)...)
-	}
-	owner := ownerOf(c, subjectNamed(f.impersonator))
-	owner.Purpose = "latchkey-acting-as"
-	return append(objects, owner.Roles(r.onBehalf)...)
-}
-
-// actingAs returns what it takes to impersonate a ServiceAccount, for any request.
-func actingAs(account rbacv1.Subject) []permissions.Permission {
-	return []permissions.Permission{{
-		Verb:      "impersonate:serviceaccount",
-		Group:     "authentication.k8s.io",
-		Resource:  "serviceaccounts",
-		Name:      account.Name,
-		Namespace: account.Namespace,
-	}}
-}
-
-// onBehalf returns what the user who impersonates needs for requests that need these permissions.
-// That an apply may create, bind and escalate is asked for as the ServiceAccount only.
-func onBehalf(needs []permissions.Permission) (all []permissions.Permission) {
-	for _, p := range needs {
-		created := p.Verb == "create" && p.Subresource == "" && p.Name != ""
-		if created || p.Verb == permissions.Bind || p.Verb == permissions.Escalate {
-			continue
-		}
-		p.Verb = permissions.ImpersonateOn + p.Verb
-		all = append(all, p)
-	}
-	return all
-}
-
-// subjectNamed returns the user with a name: a ServiceAccount has a name of its own form.
-func subjectNamed(username string) rbacv1.Subject {
-	if account, ok := strings.CutPrefix(username, "system:serviceaccount:"); ok {
-		namespace, name, _ := strings.Cut(account, ":")
-		return rbacv1.Subject{Kind: rbacv1.ServiceAccountKind, Namespace: namespace, Name: name}
-	}
-	return rbacv1.Subject{Kind: rbacv1.UserKind, APIGroup: rbacv1.GroupName, Name: username}
-}
-
 // describe returns the report for people.
 func (r *report) describe(f roleFlags, roles string) string {
 	var out strings.Builder
@@ -271,8 +182,8 @@ func (r *report) describe(f roleFlags, roles string) string {
 		fmt.Fprintf(&out, "\n%s\n", note)
 	}
 	if roles != "" {
-		out.WriteString("\nThese roles grant it. Read them first; with \"-o yaml\" this command prints only them, to " +
-			"apply:\n\n" + roles)
+		out.WriteString("\nThese roles grant that, except for what is left out. Read them first; with \"-o yaml\" this " +
+			"command prints only them, to apply:\n\n" + roles)
 	}
 	return out.String()
 }
@@ -297,19 +208,28 @@ func (r *report) table(out *strings.Builder, uses []use) {
 // of returns what the permission is about.
 func (u use) of() string {
 	if u.Path != "" {
-		return u.Path
+		return shown(u.Path)
 	}
-	text := u.Resource
-	if u.Subresource != "" {
-		text += "/" + u.Subresource
-	}
-	if u.Group != "" {
-		text += "." + u.Group
-	}
+	text := shown(kindOf(u.Permission))
 	if len(u.names) > 0 {
-		text += " " + strings.Join(u.names, ",")
+		names := make([]string, len(u.names))
+		for n, name := range u.names {
+			names[n] = shown(name)
+		}
+		text += " " + strings.Join(names, ",")
 	}
 	return text
+}
+
+// plain matches what needs no quotes to be seen for what it is.
+var plain = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9.:/_-]{0,252}$`)
+
+// shown returns a name that a tenant chose, in quotes if it could be taken for more than that.
+func shown(name string) string {
+	if plain.MatchString(name) {
+		return name
+	}
+	return untrusted.Quote(name)
 }
 
 // in returns where.
@@ -320,7 +240,7 @@ func (u use) in() string {
 	case u.Normal().Namespace == "":
 		return "the cluster"
 	}
-	return u.Namespace
+	return shown(u.Namespace)
 }
 
 // leftOutLines says what the roles do not grant, and how they would.
@@ -362,6 +282,12 @@ func (r *report) comments(objects []document) []string {
 			})
 			if granted && len(u.names) > 0 && u.isOfAll() {
 				comments[n] += fmt.Sprintf("# Of all names, because these look generated: %s %s\n", u.Verb, u.of())
+			}
+			if granted && u.anyName {
+				comments[n] += fmt.Sprintf("# Of all names, because the record has no more of them: %s %s\n", u.Verb, u.of())
+			}
+			if granted && leastrole.RunsPods(u.Permission) {
+				comments[n] += fmt.Sprintf("# Runs Pods, as any ServiceAccount of the namespace: %s %s\n", u.Verb, u.of())
 			}
 			if word, meaning := leastrole.PowerOf(u.Normal()); granted && word != "" {
 				comments[n] += fmt.Sprintf("# Power over others: %s %s (%s)\n", u.Verb, u.of(), meaning)

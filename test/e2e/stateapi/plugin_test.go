@@ -72,9 +72,9 @@ func TestPlugin(t *testing.T) {
 	text, err = plugin("role", "asked", "--missing")
 	g.Expect(err).NotTo(HaveOccurred())
 	g.Expect(text).To(And(
-		ContainSubstring("Left out: list nodes in the cluster (a ClusterRole); --allow cluster-wide adds it\n"),
+		ContainSubstring("Left out: list nodes in the cluster (a ClusterRole); --allow cluster-wide/nodes adds it\n"),
 		Not(ContainSubstring("kind: ClusterRoleBinding")), ContainSubstring("keeps no record")))
-	roles, err := plugin("role", "asked", "--missing", "--allow", "cluster-wide,secrets", "-o", "yaml")
+	roles, err := plugin("role", "asked", "--missing", "--allow", "cluster-wide/nodes,secrets", "-o", "yaml")
 	g.Expect(err).NotTo(HaveOccurred())
 	kubectlWith(t, roles, "apply", "-f", "-")
 	t.Cleanup(func() {

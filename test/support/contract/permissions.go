@@ -92,9 +92,13 @@ func checkPermissions(t *testing.T, w World) {
 		Objects: []client.Object{configMap(w, "checked")},
 		Verbs:   []string{"get", "list", "watch"},
 	}
-	report, err := bound.CheckPermissions(t.Context(), reads)
-	g.Expect(err).NotTo(HaveOccurred())
-	g.Expect(report.Missing).To(BeEmpty())
+	var report *clustercache.PermissionReport
+	var err error
+	g.Eventually(func() []clustercache.MissingPermission {
+		report, err = bound.CheckPermissions(t.Context(), reads)
+		g.Expect(err).NotTo(HaveOccurred())
+		return report.Missing
+	}).WithTimeout(patience).Should(BeEmpty())
 	g.Expect(report.Err()).NotTo(HaveOccurred())
 	g.Expect(report.NotFound).To(BeEmpty())
 	g.Expect(clustercache.PermissionsCondition(report, nil, 1).Reason).To(Equal("Permitted"))
