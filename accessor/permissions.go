@@ -44,6 +44,17 @@ func (r *recordOf) uses() *PermissionRecord {
 	}
 }
 
+// countPermissions returns how many permissions are on record.
+func (a *identityAccessor) countPermissions() (used, refused int) {
+	a.mu.Lock()
+	record := a.record
+	a.mu.Unlock()
+	if record == nil {
+		return 0, 0
+	}
+	return record.Count(time.Now())
+}
+
 // setRecordLocked gives the connection that begins its record: the same one after a reconnect as
 // the same user by the same credential's source, and none if none is kept. The caller holds mu.
 func (a *identityAccessor) setRecordLocked() {

@@ -147,6 +147,9 @@ func (s *Set) Run(ctx context.Context) error {
 // metricsSnapshot returns the values that the metrics export.
 func (s *Set) metricsSnapshot() metrics.Snapshot {
 	p := metrics.Snapshot{Connections: map[metrics.Connection]int{}, Informers: map[string]int{}}
+	if s.options.Record {
+		p.Permissions = map[string]int{"used": 0, "refused": 0}
+	}
 	if s.options.ReplicasShare {
 		p.Divided = &metrics.Division{}
 		s.notOwned.Range(func(_ client.ObjectKey, uid types.UID) bool {
@@ -171,6 +174,11 @@ func (s *Set) metricsSnapshot() metrics.Snapshot {
 		published := a.published.Load()
 		p.Connections[metrics.Connection{Phase: string(published.phase), Reason: string(published.reason)}]++
 		p.Watches += a.watches.Len()
+		if p.Permissions != nil {
+			used, refused := a.countPermissions()
+			p.Permissions["used"] += used
+			p.Permissions["refused"] += refused
+		}
 		if published.conn != nil {
 			count(published.conn.OwnScopes())
 			if published.conn.UsesCache() {

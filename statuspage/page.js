@@ -363,6 +363,13 @@
       fact("Token or certificate valid until", state.tokenExpires && new Date(state.tokenExpires).toLocaleString());
       fact("Last successful request", state.lastProbeSuccess && new Date(state.lastProbeSuccess).toLocaleString());
       fact("Probe error", state.probeError);
+      const permission = (use) => use.verb + " " + (use.nonResourceURL ||
+        use.resource + (use.subresource ? "/" + use.subresource : "") + (use.group ? "." + use.group : "")) +
+        (use.names ? " " + use.names.join(", ") : "") +
+        (use.anyNamespace ? " in several namespaces" : use.namespace ? " in " + use.namespace : " in the cluster");
+      const record = state.permissions || {};
+      fact("Refused in the last hour", (record.refused || []).map((use) => permission(use) + " (" + use.count + " times)").join("; "));
+      fact("Permissions used", (record.used || []).map(permission).join("; "));
       fact("Watches", (state.watches || []).map((w) => w.name + ": " + w.kind.split(", Kind=").reverse().join(" of ") + ", " + w.scope).join("; "));
     }
     showPairs(byID("facts"), facts);

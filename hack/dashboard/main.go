@@ -158,7 +158,7 @@ func fleet() []panel {
 			title: "Objects, watches and caches",
 			width: 4,
 			queries: slices.Concat(sum("latchkey_objects", ""), sum("latchkey_watches", ""), sum("latchkey_caches", ""),
-				sum("latchkey_cache_users", "")),
+				sum("latchkey_cache_users", ""), sum("latchkey_permissions", "result")),
 		},
 		{
 			kind:        "timeseries",

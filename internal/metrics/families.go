@@ -62,7 +62,10 @@ var (
 	objects = gauge("latchkey_objects", "Objects in the caches.")
 	caches  = gauge("latchkey_caches",
 		"Caches that connections use. One that extensions of one identity share counts once.")
-	cacheUsers = gauge("latchkey_cache_users", "Connections that use a cache.")
+	cacheUsers  = gauge("latchkey_cache_users", "Connections that use a cache.")
+	permissions = gauge("latchkey_permissions",
+		"Permissions on record by result: used, or refused in the last hour and not granted since. Only with "+
+			"Options.Permissions.Record.", "result")
 
 	extensionConnected = gauge("latchkey_extension_connected",
 		"Whether the extension is connected: 1 or 0. Only with Options.Metrics.PerExtension.", "namespace", "name")

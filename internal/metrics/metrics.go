@@ -163,10 +163,11 @@ type Snapshot struct {
 	Watches     int
 	Informers   map[string]int // by state
 	Objects     int
-	Caches      int         // that connections use; each once, however many share it
-	CacheUsers  int         // connections that use a cache
-	Divided     *Division   // nil unless replicas share the extensions
-	Extensions  []Extension // empty unless series per extension are enabled
+	Caches      int            // that connections use; each once, however many share it
+	CacheUsers  int            // connections that use a cache
+	Permissions map[string]int // on record, by result; nil if none is kept
+	Divided     *Division      // nil unless replicas share the extensions
+	Extensions  []Extension    // empty unless series per extension are enabled
 }
 
 // Connection is a phase and a reason.
@@ -250,7 +251,7 @@ func (c *collector) announce(name string) (end func()) {
 // Describe implements prometheus.Collector.
 func (c *collector) Describe(ch chan<- *prometheus.Desc) {
 	for _, desc := range []*prometheus.Desc{leading, connections, watches, informers, objects, caches, cacheUsers,
-		owned, ownedBySlice, extensionConnected, extensionSuccess} {
+		permissions, owned, ownedBySlice, extensionConnected, extensionSuccess} {
 		ch <- desc
 	}
 }
@@ -295,6 +296,12 @@ func (s *Snapshot) add(other Snapshot) {
 	s.Objects += other.Objects
 	s.Caches += other.Caches
 	s.CacheUsers += other.CacheUsers
+	if s.Permissions == nil && other.Permissions != nil {
+		s.Permissions = map[string]int{}
+	}
+	for result, n := range other.Permissions {
+		s.Permissions[result] += n
+	}
 	if other.Divided != nil {
 		if s.Divided == nil {
 			s.Divided = &Division{}
@@ -322,6 +329,9 @@ func (s *Snapshot) collect(name string, ch chan<- prometheus.Metric) {
 	gauge(watches, float64(s.Watches))
 	gauge(caches, float64(s.Caches))
 	gauge(cacheUsers, float64(s.CacheUsers))
+	for result, n := range s.Permissions {
+		gauge(permissions, float64(n), result)
+	}
 	if s.Divided != nil {
 		s.Divided.collect(gauge)
 	}

@@ -50,6 +50,7 @@ func TestCollect(t *testing.T) {
 		Objects:     5,
 		Caches:      2,
 		CacheUsers:  11,
+		Permissions: map[string]int{"used": 3, "refused": 0},
 		Informers:   map[string]int{"Synced": 1},
 		Extensions: []Extension{{Name: "red", Connected: true, LastSuccess: time.Unix(1_000_000_000, 500_000_000)},
 			{Name: "blue"}},
@@ -74,7 +75,8 @@ func TestCollect(t *testing.T) {
 	g.Expect(gather()).To(Equal(map[string]float64{
 		"latchkey_connections one": 4, "latchkey_watches one": 6, "latchkey_objects one": 10, "latchkey_informers one": 2,
 		"latchkey_extension_connected one": 1, "latchkey_extension_last_success_timestamp_seconds one": 1_000_000_000.5,
-		"latchkey_caches one": 4, "latchkey_cache_users one": 22, "latchkey_objects two": 7}))
+		"latchkey_caches one": 4, "latchkey_cache_users one": 22, "latchkey_permissions one": 6,
+		"latchkey_objects two": 7}))
 	removeFirst()
 	g.Expect(gather()).To(HaveKeyWithValue("latchkey_watches one", 3.0))
 	removeSecond()

@@ -278,6 +278,23 @@ func (r *Record) Uses(now time.Time) (used, refused []Use, complete bool) {
 	return used, refused, !r.incomplete
 }
 
+// Count returns how many permissions Uses returns as used and as refused.
+func (r *Record) Count(now time.Time) (used, refused int) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for n := range r.resources {
+		for _, u := range r.resources[n].uses {
+			if u.servedAll || u.servedNames != 0 {
+				used++
+			}
+			if u.isRefused() && now.Sub(time.Unix(int64(u.refusal), 0)) < refusalLasts {
+				refused++
+			}
+		}
+	}
+	return used, refused
+}
+
 func compare(x, y Use) int {
 	return cmp.Or(cmp.Compare(x.Group, y.Group), cmp.Compare(x.Resource, y.Resource),
 		cmp.Compare(x.Subresource, y.Subresource), cmp.Compare(x.Path, y.Path), cmp.Compare(x.Namespace, y.Namespace),

@@ -175,6 +175,9 @@ func TestBound(t *testing.T) {
 			}
 		}
 		used, denied, all := r.Uses(start)
+		if usedCount, deniedCount := r.Count(start); usedCount != len(used) || deniedCount != len(denied) {
+			t.Fatalf("seed %d: %d and %d permissions are %d and %d", seed, usedCount, deniedCount, len(used), len(denied))
+		}
 		if !all {
 			continue
 		}
