@@ -51,22 +51,20 @@ func (f *Cache) ForbidWrites(key client.ObjectKey, gvk schema.GroupVersionKind, 
 	if len(verbs) == 0 {
 		verbs = []string{"create", "update", "patch", "delete", "deletecollection"}
 	}
-	f.setWrites(key, place{gvk.GroupKind(), namespace}, verbs)
+	f.setWrites(key, place{gvk.GroupKind(), namespace}, slices.Clone(verbs))
 }
 
 // AllowWrites gives back what ForbidWrites took of the kind in the namespace. The sources receive
 // an event.
 func (f *Cache) AllowWrites(key client.ObjectKey, gvk schema.GroupVersionKind, namespace string) {
-	f.setWrites(key, place{gvk.GroupKind(), namespace}, nil)
-	f.mu.Lock()
-	object := f.getOrAddLocked(key).object
-	f.mu.Unlock()
-	f.hub.Changed(object)
+	f.hub.Changed(f.setWrites(key, place{gvk.GroupKind(), namespace}, nil))
 }
 
-func (f *extensions) setWrites(key client.ObjectKey, where place, verbs []string) {
+// setWrites sets which verbs of writes are forbidden in a place, and returns the extension.
+func (f *extensions) setWrites(key client.ObjectKey, where place, verbs []string) client.Object {
 	f.mu.Lock()
-	access := f.getOrAddLocked(key).access
+	e := f.getOrAddLocked(key)
+	access, object := e.access, e.object
 	f.mu.Unlock()
 	access.mu.Lock()
 	defer access.mu.Unlock()
@@ -74,6 +72,7 @@ func (f *extensions) setWrites(key client.ObjectKey, where place, verbs []string
 		access.writes = map[place][]string{}
 	}
 	access.writes[where] = verbs
+	return object
 }
 
 func (f *extensions) setAccess(key client.ObjectKey, where place, forbidden *restriction) {

@@ -2,6 +2,7 @@ package main
 
 import (
 	"bufio"
+	"context"
 	"encoding/json"
 	"io"
 	"net/http"
@@ -13,6 +14,7 @@ import (
 	"sync"
 	"syscall"
 	"testing"
+	"time"
 
 	. "github.com/onsi/gomega"
 
@@ -125,7 +127,9 @@ func startDemo(t *testing.T) (status string, run func(commands ...string) (outpu
 
 	return status, func(commands ...string) string {
 		t.Helper()
-		script := exec.CommandContext(t.Context(), "bash", "-eux")
+		ctx, cancel := context.WithTimeout(t.Context(), 3*time.Minute) // the pages wait for what comes in seconds
+		defer cancel()
+		script := exec.CommandContext(ctx, "bash", "-eux")
 		script.Dir = "../.."
 		script.Stdin = strings.NewReader(strings.Join(append(slices.Clone(exports), commands...), "\n"))
 		out, err := script.CombinedOutput()
