@@ -67,7 +67,7 @@ func (r *Record) NoteAnswer(needed Permission, status int, text []byte, at time.
 	case status == http.StatusRequestEntityTooLarge, status == http.StatusRequestURITooLong,
 		status == http.StatusRequestHeaderFieldsTooLarge: // from before the authorizer
 	default:
-		r.Note(needed, false, at)
+		r.note(&needed, false, at)
 		creates := needed.Verb == "patch" || needed.Verb == "update"
 		if creates && needed.Subresource == "" && status == http.StatusCreated {
 			needed.Verb = "create"

@@ -30,7 +30,9 @@ type Record struct {
 }
 
 // Note records that the API server served a request, or refused it for lack of the permission.
-func (r *Record) Note(p Permission, refused bool, at time.Time) {
+func (r *Record) Note(p Permission, refused bool, at time.Time) { r.note(&p, refused, at) }
+
+func (r *Record) note(p *Permission, refused bool, at time.Time) {
 	p.normalize()
 	v := slices.Index(knownVerbs, p.Verb)
 	if r == nil || v < 0 || !refused && isEverybodys(p) {
@@ -109,14 +111,14 @@ func (r *Record) Granted(p Permission) {
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if s := r.find(p); s != nil {
+	if s := r.find(&p); s != nil {
 		r.cleared = s.granted(verb(v), p.Name) || r.cleared
 	}
 }
 
 // isEverybodys reports whether the default roles of Kubernetes give the permission to each user: to
 // discover, and to ask about oneself.
-func isEverybodys(p Permission) bool {
+func isEverybodys(p *Permission) bool {
 	if p.Path != "" || p.Resource == "" {
 		switch p.Path {
 		case "/api", "/apis", "/openapi", "/version", "/version/", "/healthz", "/livez", "/readyz":
@@ -130,7 +132,7 @@ func isEverybodys(p Permission) bool {
 }
 
 // find returns the resource of a permission, nil if it is not on record. The caller holds mu.
-func (r *Record) find(p Permission) *resource {
+func (r *Record) find(p *Permission) *resource {
 	k := keyOf(p)
 	if r.last < len(r.resources) && r.resources[r.last].matches(k) {
 		return &r.resources[r.last]
@@ -146,7 +148,7 @@ func (r *Record) find(p Permission) *resource {
 
 // add returns the resource of a permission, and makes room there for another verb. It returns nil
 // if there is not enough memory: what is refused takes none of what was used. The caller holds mu.
-func (r *Record) add(p Permission, refused bool) *resource {
+func (r *Record) add(p *Permission, refused bool) *resource {
 	added := resource{key: keyOf(p)}
 	if !added.isPresentable() || added.size() > MaxBytes/4 {
 		return nil // others would have to make room

@@ -14,7 +14,7 @@ import (
 // with a slash.
 type key struct{ group, resource, subresource, namespace string }
 
-func keyOf(p Permission) key {
+func keyOf(p *Permission) key {
 	if p.Path != "" {
 		return key{resource: p.Path}
 	}

@@ -19,7 +19,7 @@ import (
 var errGone = &connstate.NotConnectedError{Reason: connstate.ReasonDeleted}
 
 // newTestConnection returns a connection without clients, for its RoundTrippers.
-func newTestConnection(t *testing.T) *Connection {
+func newTestConnection(t testing.TB) *Connection {
 	c := &Connection{
 		options:   &Options{Fenced: func() {}},
 		userAgent: "test",

@@ -17,7 +17,7 @@ func (c *Connection) SetRecord(record *permissions.Record, refused func()) {
 }
 
 // notePermission records what an answer says about the permission that its request needed.
-func (c *Connection) notePermission(req *http.Request, resp *http.Response) {
+func (c *Connection) notePermission(req *http.Request, resp *http.Response, now time.Time) {
 	needed, ok := permissions.Of(req.Method, c.target.PathOf(req), req.URL.RawQuery)
 	if !ok {
 		return
@@ -26,7 +26,7 @@ func (c *Connection) notePermission(req *http.Request, resp *http.Response) {
 	if resp.StatusCode == http.StatusForbidden && !needed.IsProxied() {
 		text = peek(resp)
 	}
-	if c.record.NoteAnswer(needed, resp.StatusCode, text, time.Now()) && c.refused != nil {
+	if c.record.NoteAnswer(needed, resp.StatusCode, text, now) && c.refused != nil {
 		c.refused()
 	}
 }

@@ -118,7 +118,7 @@ func TestNotePermission(t *testing.T) {
 			req, err := http.NewRequestWithContext(t.Context(), method, "http://server/prefix"+path, nil)
 			g.Expect(err).NotTo(HaveOccurred())
 			resp := &http.Response{StatusCode: tc.status, Body: io.NopCloser(strings.NewReader(tc.body))}
-			c.notePermission(req, resp)
+			c.notePermission(req, resp, time.Now())
 			g.Expect(io.ReadAll(resp.Body)).To(BeEquivalentTo(tc.body))
 			used, refused, complete := c.record.Uses(time.Now())
 			g.Expect(verbsOf(used)).To(Equal(tc.used))
@@ -148,7 +148,7 @@ func TestNotePermissionAllocatesNothing(t *testing.T) {
 	req, err := http.NewRequestWithContext(t.Context(), http.MethodPut, url, nil)
 	g.Expect(err).NotTo(HaveOccurred())
 	resp := &http.Response{StatusCode: http.StatusOK, Body: http.NoBody}
-	g.Expect(testing.AllocsPerRun(100, func() { c.notePermission(req, resp) })).To(BeZero())
+	g.Expect(testing.AllocsPerRun(100, func() { c.notePermission(req, resp, time.Now()) })).To(BeZero())
 }
 
 // A body that breaks off is passed on as it is: what came, and the error.
@@ -160,4 +160,33 @@ func TestPeekAtABrokenBody(t *testing.T) {
 	text, err := io.ReadAll(resp.Body)
 	g.Expect(string(text)).To(Equal("pods cannot get resource \"pods\""))
 	g.Expect(err).To(MatchError(broken))
+}
+
+// answering is a RoundTripper with one answer.
+type answering struct{ resp *http.Response }
+
+func (a answering) RoundTrip(*http.Request) (*http.Response, error) { return a.resp, nil }
+
+// BenchmarkPermissionRecord compares what is done with an answer when permissions are on record with
+// when they are not.
+func BenchmarkPermissionRecord(b *testing.B) {
+	var set targets.Set
+	target, err := set.Join(&rest.Config{Host: "http://server/prefix"}, nil, &targets.Policy{})
+	NewWithT(b).Expect(err).NotTo(HaveOccurred())
+	b.Cleanup(target.Leave)
+	const url = "http://server/prefix/apis/apps/v1/namespaces/n/deployments/d?fieldManager=m&force=true"
+	req, err := http.NewRequestWithContext(b.Context(), http.MethodPatch, url, nil)
+	NewWithT(b).Expect(err).NotTo(HaveOccurred())
+	resp := &http.Response{StatusCode: http.StatusOK, Body: http.NoBody, Header: http.Header{}}
+	for name, record := range map[string]*permissions.Record{"off": nil, "on": {}} {
+		b.Run(name, func(b *testing.B) {
+			c := newTestConnection(b)
+			c.target, c.record = target.Target, record
+			r := observingRoundTripper{wrapper{answering{resp}}, c}
+			b.ReportAllocs()
+			for b.Loop() {
+				_, _ = r.RoundTrip(req)
+			}
+		})
+	}
 }

@@ -120,17 +120,20 @@ type observingRoundTripper struct {
 
 func (r observingRoundTripper) RoundTrip(req *http.Request) (*http.Response, error) {
 	resp, err := r.next.RoundTrip(req)
-	if err == nil && r.conn.record != nil {
-		r.conn.notePermission(req, resp)
+	if err != nil {
+		return resp, err
+	}
+	now := time.Now()
+	if r.conn.record != nil {
+		r.conn.notePermission(req, resp, now)
 	}
 	switch {
-	case err != nil:
 	case resp.StatusCode == http.StatusUnauthorized:
 		r.conn.observers.Unauthorized()
 	case exchangeOf(req, resp).Serves():
-		r.conn.evidence.Served(time.Now())
+		r.conn.evidence.Served(now)
 	}
-	return resp, err
+	return resp, nil
 }
 
 func exchangeOf(req *http.Request, resp *http.Response) connstate.Exchange {
