@@ -170,30 +170,28 @@ func (g *grants) submit(a *identityAccessor, w *waitingForGrant) {
 	g.set.attempts.Submit(membership.Host(), membership.Reachability, workpool.Deferred, func() { g.ask(a, w) })
 }
 
-// ask asks about all that is refused. It notifies the sources if something is granted, whoever
-// found out, or may be: of what no review can tell, and of what does not count any more, only
-// another attempt can.
+// ask asks about all that is refused, and notifies the sources if that is to be tried again.
 func (g *grants) ask(a *identityAccessor, w *waitingForGrant) {
-	refused, notify := w.record.Refused(time.Now())
+	refused, _ := w.record.Refused(time.Now())
 	for _, p := range w.conn.Allowed(refused) {
 		w.record.Granted(p)
 	}
 	refused, others := w.record.Refused(time.Now())
-	notify = w.record.TakeCleared() || notify
+	result := permissions.Asked{Refused: len(refused) > 0, Others: others, Cleared: w.record.TakeCleared()}
 	interval := g.interval()
 	var stop []func()
 	g.mu.Lock()
-	if w.End(time.Now(), interval, len(refused) > 0 || others); w.Idle() && g.waiting[a] == w {
+	tryAgain := w.End(time.Now(), interval, result)
+	if w.Idle() && g.waiting[a] == w {
 		delete(g.waiting, a)
 		stop, w.stop = w.stop, nil
-		notify = true
 	}
 	g.mu.Unlock()
 	for _, f := range stop {
 		f()
 	}
 	g.look()
-	if notify {
+	if tryAgain {
 		a.notifyGranted(w.conn)
 	}
 }

@@ -49,18 +49,28 @@ func (a *Asking) Begin(now time.Time) bool {
 	return true
 }
 
-// End notes that the answers have come. left says whether something is still refused.
-func (a *Asking) End(now time.Time, interval time.Duration, left bool) {
+// Asked is what is known after a question.
+type Asked struct {
+	Refused bool // something that can be asked is still refused
+	Others  bool // and something that no review can tell
+	Cleared bool // a refusal does not count any more: it was granted, as this or another request found
+}
+
+// End notes that the answers have come. It returns whether to try again what was refused: because
+// something is granted, or may be, or because no question follows any more.
+func (a *Asking) End(now time.Time, interval time.Duration, result Asked) (tryAgain bool) {
 	a.asking = false
 	switch {
-	case !left && !a.again:
+	case !result.Refused && !result.Others && !a.again:
 		a.soon = 0
+		return true
 	case a.soon > 0:
 		a.due = now.Add(min(interval, pauses[len(pauses)-a.soon]))
 		a.soon--
 	default:
 		a.due = now.Add(interval)
 	}
+	return result.Cleared || result.Others
 }
 
 // Idle reports whether there is nothing to ask.

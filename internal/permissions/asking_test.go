@@ -28,7 +28,7 @@ func TestAsking(t *testing.T) {
 	for _, pause := range []time.Duration{500 * time.Millisecond, 3 * time.Second} {
 		now = now.Add(pause)
 		g.Expect(a.Begin(now)).To(BeTrue())
-		a.End(now, interval, true)
+		a.End(now, interval, Asked{Refused: true})
 	}
 	g.Expect(dueIn()).To(Equal(interval))
 	now = now.Add(10 * time.Second)
@@ -38,28 +38,28 @@ func TestAsking(t *testing.T) {
 	g.Expect(a.Begin(now)).To(BeTrue())
 	g.Expect(a.Begin(now)).To(BeFalse(), "once at a time")
 	g.Expect(a.Idle()).To(BeFalse())
-	a.End(now, interval, true)
+	a.End(now, interval, Asked{Refused: true})
 	for _, pause := range []time.Duration{time.Second, 3 * time.Second, interval} {
 		g.Expect(dueIn()).To(Equal(pause))
 		now = now.Add(pause)
 		g.Expect(a.Begin(now)).To(BeTrue())
-		a.End(now, interval, true)
+		a.End(now, interval, Asked{Refused: true})
 	}
 	a.Changed(now)
 	g.Expect(dueIn()).To(Equal(minPause), "however often RBAC changes")
 	now = now.Add(minPause)
 	g.Expect(a.Begin(now)).To(BeTrue())
 	a.Changed(now)
-	a.End(now, interval, true)
+	a.End(now, interval, Asked{Refused: true})
 	g.Expect(dueIn()).To(Equal(time.Second), "it changed while the question was under way")
 	now = now.Add(time.Second)
 	g.Expect(a.Begin(now)).To(BeTrue())
 	a.Refused(now, interval)
-	a.End(now, interval, false)
+	a.End(now, interval, Asked{Refused: false})
 	g.Expect(a.Idle()).To(BeFalse(), "something else was refused meanwhile")
 	now = now.Add(dueIn())
 	g.Expect(a.Begin(now)).To(BeTrue())
-	a.End(now, interval, false)
+	a.End(now, interval, Asked{Refused: false})
 	g.Expect(a.Idle()).To(BeTrue())
 }
 
@@ -94,7 +94,7 @@ func TestAskingAtRandom(t *testing.T) {
 					if random.IntN(2) == 0 {
 						// what was refused after the question is still refused
 						refused = random.IntN(3) > 0 || again
-						a.End(now, interval, refused)
+						a.End(now, interval, Asked{Refused: refused})
 						asking = false
 					}
 					continue
@@ -117,5 +117,21 @@ func TestAskingAtRandom(t *testing.T) {
 				g.Expect(a.Idle()).To(BeTrue(), "seed %d", seed)
 			}
 		}
+	}
+}
+
+// What was refused is tried again when something is granted or may be, and when nothing is asked
+// any more: also because a refusal is too old to count.
+func TestTryAgain(t *testing.T) {
+	for result, want := range map[Asked]bool{
+		{}: true, {Cleared: true}: true, {Refused: true}: false, {Refused: true, Cleared: true}: true,
+		{Refused: true, Others: true}: true, {Others: true}: true,
+	} {
+		g := NewWithT(t)
+		a := &Asking{}
+		a.Refused(start, time.Minute)
+		g.Expect(a.Begin(start.Add(time.Minute))).To(BeTrue())
+		g.Expect(a.End(start, time.Minute, result)).To(Equal(want), "%+v", result)
+		g.Expect(a.Idle()).To(Equal(!result.Refused && !result.Others), "%+v", result)
 	}
 }

@@ -167,8 +167,8 @@ type answering struct{ resp *http.Response }
 
 func (a answering) RoundTrip(*http.Request) (*http.Response, error) { return a.resp, nil }
 
-// BenchmarkPermissionRecord compares what is done with an answer when permissions are on record with
-// when they are not.
+// BenchmarkPermissionRecord compares what is done with an answer when permissions are on record
+// with when they are not.
 func BenchmarkPermissionRecord(b *testing.B) {
 	var set targets.Set
 	target, err := set.Join(&rest.Config{Host: "http://server/prefix"}, nil, &targets.Policy{})
