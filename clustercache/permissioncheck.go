@@ -231,14 +231,7 @@ func missingText(missing []MissingPermission) string {
 }
 
 func resourceText(m MissingPermission) string {
-	text := m.Resource
-	if m.Subresource != "" {
-		text += "/" + m.Subresource
-	}
-	if m.Group != "" {
-		text += "." + m.Group
-	}
-	return text
+	return permissions.Permission{Group: m.Group, Resource: m.Resource, Subresource: m.Subresource}.Object()
 }
 
 func placeText(namespace string) string {

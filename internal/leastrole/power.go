@@ -43,16 +43,10 @@ var runsPods = []string{"pods", "replicationcontrollers", "deployments.apps", "d
 // PowerOf returns which power over others a permission gives, as a word, and what that means; ""
 // if it gives none. Permissions of no namespace are ClusterWide, with what they are about.
 func PowerOf(p permissions.Permission) (power, meaning string) {
-	name := p.Resource
-	if p.Subresource != "" {
-		name += "/" + p.Subresource
-	}
-	if p.Group != "" {
-		name += "." + p.Group
-	}
+	name := p.Object()
 	reads := p.Verb == "get" || p.Verb == "list" || p.Verb == "watch"
 	switch {
-	case strings.Contains(name, "*") || p.Verb == "*":
+	case p.Path == "" && strings.Contains(name, "*") || p.Verb == "*":
 		return "everything", "a wildcard"
 	case p.Verb == permissions.Bind || p.Verb == permissions.Escalate:
 		return p.Verb, "any permission of the role"
@@ -61,7 +55,7 @@ func PowerOf(p permissions.Permission) (power, meaning string) {
 	case powers[name] != "":
 		return name, powers[name]
 	case p.Namespace == "":
-		return ClusterWide + "/" + strings.TrimPrefix(name+p.Path, "/"), "a ClusterRole"
+		return ClusterWide + "/" + strings.TrimPrefix(name, "/"), "a ClusterRole"
 	case !reads && powersToWrite[name] != "":
 		return name, powersToWrite[name]
 	}
@@ -71,12 +65,7 @@ func PowerOf(p permissions.Permission) (power, meaning string) {
 // RunsPods reports whether a permission lets Pods run, which may act as any ServiceAccount of their
 // namespace and read its Secrets. That is what content is for, so it is no power.
 func RunsPods(p permissions.Permission) bool {
-	name := p.Resource
-	if p.Group != "" {
-		name += "." + p.Group
-	}
-	return (p.Verb == "create" || p.Verb == "update" || p.Verb == "patch") && p.Subresource == "" &&
-		slices.Contains(runsPods, name)
+	return (p.Verb == "create" || p.Verb == "update" || p.Verb == "patch") && slices.Contains(runsPods, p.Object())
 }
 
 // IsClusterWide reports whether a power is that of what takes a ClusterRole.

@@ -114,24 +114,9 @@ func isPart(part, all map[string]string) bool {
 
 // isBound reports whether to apply a binding leaves the present one as it is.
 func (r *run) isBound(ctx context.Context, o *object) (bool, error) {
-	get := permissions.Permission{
-		Verb:      "get",
-		Group:     rbacv1.GroupName,
-		Resource:  o.resource.Resource,
-		Namespace: o.GetNamespace(),
-		Name:      o.GetName(),
-	}
-	asked, err := r.reviewer.one(ctx, get)
-	if err != nil || asked.verdict != allowed {
+	found, err := r.readAsIdentity(ctx, o.resource.Resource, o.kind.Kind, o.GetNamespace(), o.GetName())
+	if err != nil || found == nil {
 		return false, err
-	}
-	found := unstructuredOf(o.kind)
-	err = r.client.Get(ctx, client.ObjectKeyFromObject(o), found)
-	if apierrors.IsNotFound(err) || apierrors.IsForbidden(err) {
-		return false, nil
-	}
-	if err != nil {
-		return false, errors.Wrapf(err, "reading %s %s", o.kind.Kind, o.GetName())
 	}
 	var present, wanted rbacv1.RoleBinding
 	for _, convert := range []struct {
@@ -179,9 +164,13 @@ func (r *run) writesBinding(ctx context.Context, o *object) error {
 		r.answer.Allowed = append(r.answer.Allowed, bind)
 		return nil
 	}
-	if same, err := r.isBound(ctx, o); err != nil || same {
-		r.answer.Allowed = append(r.answer.Allowed, bind) // RBAC does not ask
+	same, err := r.isBound(ctx, o)
+	if err != nil {
 		return err
+	}
+	if same {
+		r.answer.Allowed = append(r.answer.Allowed, bind) // RBAC does not ask
+		return nil
 	}
 	present, err := r.readRole(ctx, bind.Resource, key.namespace, key.name)
 	if err != nil {
@@ -257,10 +246,7 @@ func (r *run) needs(ctx context.Context, instead permissions.Permission, rules [
 	for _, one := range given.all {
 		byOthers = byOthers || one.verdict != denied && !strings.HasPrefix(one.reason, byRBAC)
 		if one.verdict == denied {
-			text := one.Verb + " " + one.Path + one.Resource
-			if one.Subresource != "" {
-				text += "/" + one.Subresource
-			}
+			text := one.Verb + " " + one.Object()
 			r.answer.Missing = append(r.answer.Missing, Missing{
 				Permission: instead,
 				Reason:     fmt.Sprintf("the role gives %s, which the identity does not have", text),
@@ -308,30 +294,36 @@ func permissionsOf(rule rbacv1.PolicyRule, namespace string) iter.Seq[permission
 
 // readRole reads a role, nil if it is not there or the identity may not.
 func (r *run) readRole(ctx context.Context, resource, namespace, name string) (*rbacv1.ClusterRole, error) {
-	get := permissions.Permission{
+	kind := "Role"
+	if resource == "clusterroles" {
+		kind = "ClusterRole"
+	}
+	found, err := r.readAsIdentity(ctx, resource, kind, namespace, name)
+	if err != nil || found == nil {
+		return nil, err
+	}
+	of := &rbacv1.ClusterRole{}
+	err = runtime.DefaultUnstructuredConverter.FromUnstructured(found.Object, of)
+	return of, errors.Wrapf(err, "reading %s %s", kind, name)
+}
+
+// readAsIdentity reads an object of RBAC, nil if it is not there or the identity may not.
+func (r *run) readAsIdentity(ctx context.Context, resource, kind, namespace, name string) (
+	*unstructured.Unstructured, error) {
+	asked, err := r.reviewer.one(ctx, permissions.Permission{
 		Verb:      "get",
 		Group:     rbacv1.GroupName,
 		Resource:  resource,
 		Namespace: namespace,
 		Name:      name,
-	}
-	asked, err := r.reviewer.one(ctx, get)
+	})
 	if err != nil || asked.verdict != allowed {
 		return nil, err
-	}
-	kind := "Role"
-	if resource == "clusterroles" {
-		kind = "ClusterRole"
 	}
 	found := unstructuredOf(rbacv1.SchemeGroupVersion.WithKind(kind))
 	err = r.client.Get(ctx, client.ObjectKey{Namespace: namespace, Name: name}, found)
 	if apierrors.IsNotFound(err) || apierrors.IsForbidden(err) {
 		return nil, nil
 	}
-	if err != nil {
-		return nil, errors.Wrapf(err, "reading %s %s", kind, name)
-	}
-	of := &rbacv1.ClusterRole{}
-	err = runtime.DefaultUnstructuredConverter.FromUnstructured(found.Object, of)
-	return of, errors.Wrapf(err, "reading %s %s", kind, name)
+	return found, errors.Wrapf(err, "reading %s %s", kind, name)
 }

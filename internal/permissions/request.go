@@ -19,6 +19,22 @@ type Permission struct {
 	Path string
 }
 
+// Object returns what the permission is about: the resource with its subresource and group, as
+// kubectl writes it, or the path.
+func (p Permission) Object() string {
+	if p.Path != "" {
+		return p.Path
+	}
+	text := p.Resource
+	if p.Subresource != "" {
+		text += "/" + p.Subresource
+	}
+	if p.Group != "" {
+		text += "." + p.Group
+	}
+	return text
+}
+
 // Normal returns the permission as it is on record, and as roles grant it. A request about one
 // Namespace is authorized in that namespace, which may not exist yet; a ClusterRole with its name
 // grants the same.

@@ -42,13 +42,14 @@ func (r *report) powersOf(u use, f roleFlags) (all []power) {
 	of := u.Normal()
 	of.Verb = verb
 	word, meaning := leastrole.PowerOf(of)
+	clusterWide := leastrole.ClusterWide + "/" + strings.TrimPrefix(of.Object(), "/")
 	switch {
 	case verb == permissions.Bind && strings.HasSuffix(u.Resource, "bindings"):
 		return []power{{"", "it takes bind on the role that the binding names, or what that role grants"}}
 	case onBehalf && f.impersonator == "":
 		return []power{{"", "the user who impersonates lacks it; name that user with --impersonator"}}
 	case u.anyNamespace:
-		all = append(all, power{leastrole.ClusterWide + "/" + kindOf(of), "in several namespaces, which are not on record"})
+		all = append(all, power{clusterWide, "in several namespaces, which are not on record"})
 	}
 	notOnRecord := word == permissions.Bind || word == permissions.Escalate
 	if word != "" && !leastrole.IsClusterWide(word) && (f.missing || notOnRecord) {
@@ -60,7 +61,7 @@ func (r *report) powersOf(u use, f roleFlags) (all []power) {
 	switch {
 	case !f.missing || u.anyNamespace:
 	case of.Namespace == "":
-		all = append(all, power{leastrole.ClusterWide + "/" + kindOf(of), "a ClusterRole"})
+		all = append(all, power{clusterWide, "a ClusterRole"})
 	case of.Namespace != r.subject.Namespace:
 		all = append(all, power{"namespace/" + of.Namespace, "not the ServiceAccount's own"})
 	}
@@ -74,21 +75,6 @@ func (r *report) noteUnknownWords(allow []string) {
 			r.note("--allow %s: nothing is left out for that", word)
 		}
 	}
-}
-
-// kindOf returns the resource of a permission with its group, or its path.
-func kindOf(p permissions.Permission) string {
-	if p.Path != "" {
-		return strings.TrimPrefix(p.Path, "/")
-	}
-	name := p.Resource
-	if p.Subresource != "" {
-		name += "/" + p.Subresource
-	}
-	if p.Group != "" {
-		name += "." + p.Group
-	}
-	return name
 }
 
 // roles returns the roles of what is granted, and those of the impersonator, if it has a name.

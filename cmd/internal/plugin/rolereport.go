@@ -64,12 +64,8 @@ var namedByControllers = []string{"pods", "replicasets.apps", "jobs.batch", "con
 // isOfAll reports whether only a permission of all names helps: those on record will not come
 // again. Permissions with power over others keep their names.
 func (u use) isOfAll() bool {
-	kind := u.Resource
-	if u.Group != "" {
-		kind += "." + u.Group
-	}
 	word, _ := leastrole.PowerOf(u.Normal())
-	return len(u.names) == 0 || word == "" && slices.Contains(namedByControllers, kind) &&
+	return len(u.names) == 0 || word == "" && u.Subresource == "" && slices.Contains(namedByControllers, u.Object()) &&
 		slices.ContainsFunc(u.names, generated.MatchString)
 }
 
@@ -210,7 +206,7 @@ func (u use) of() string {
 	if u.Path != "" {
 		return shown(u.Path)
 	}
-	text := shown(kindOf(u.Permission))
+	text := shown(u.Object())
 	if len(u.names) > 0 {
 		names := make([]string, len(u.names))
 		for n, name := range u.names {
