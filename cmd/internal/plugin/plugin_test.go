@@ -201,11 +201,13 @@ func TestWiderRoles(t *testing.T) {
 	names := func(allow ...string) (rules []rbacv1.PolicyRule, report *report, text string) {
 		many := refusedUse("get", "", "secrets", "b")
 		many.AnyName = true
+		logs := refusedUse("get", "", "pods", "b", "web-bcdfg")
+		logs.Subresource = "log"
 		everything := refusedUse("list", "*", "*", "b")
 		r := reportOf(refusedUse("get", "", "pods", "b", "web-bcdfg"), refusedUse("get", "", "configmaps", "b", "web-bcdfg"),
 			refusedUse("delete", "", "namespaces", "", "team-42424"),
 			refusedUse("patch", "apps", "deployments", "b", "x in shop\n#"),
-			many, everything)
+			many, everything, logs)
 		f := roleFlags{allow: allow}
 		r.choose(f)
 		objects := r.roles(connection("Connected", ""), f)
@@ -232,7 +234,7 @@ func TestWiderRoles(t *testing.T) {
 	}
 	rules, r, text := names()
 	g.Expect(named(rules)).To(Equal(map[string]string{
-		"pods": "", "configmaps": "web-bcdfg", "namespaces": "team-42424", "deployments": "x in shop\n#",
+		"pods": "", "pods/log": "", "configmaps": "web-bcdfg", "namespaces": "team-42424", "deployments": "x in shop\n#",
 	}))
 	g.Expect(text).To(And(ContainSubstring("# Of all names, because these look generated: get pods web-bcdfg\n"),
 		ContainSubstring(`# Runs Pods, as any ServiceAccount of the namespace: patch deployments.apps "x in shop\n#"`+"\n"),

@@ -65,7 +65,9 @@ var namedByControllers = []string{"pods", "replicasets.apps", "jobs.batch", "con
 // again. Permissions with power over others keep their names.
 func (u use) isOfAll() bool {
 	word, _ := leastrole.PowerOf(u.Normal())
-	return len(u.names) == 0 || word == "" && u.Subresource == "" && slices.Contains(namedByControllers, u.Object()) &&
+	of := u.Permission
+	of.Subresource = "" // pods/log: the Pods' names are generated
+	return len(u.names) == 0 || word == "" && slices.Contains(namedByControllers, of.Object()) &&
 		slices.ContainsFunc(u.names, generated.MatchString)
 }
 
