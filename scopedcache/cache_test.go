@@ -3,7 +3,6 @@ package scopedcache
 import (
 	"context"
 	"encoding/json"
-	"net"
 	"net/http"
 	"net/http/httptest"
 	goruntime "runtime"
@@ -18,7 +17,6 @@ import (
 	"github.com/go-logr/logr/funcr"
 	. "github.com/onsi/gomega"
 	"go.uber.org/goleak"
-	"google.golang.org/grpc/test/bufconn"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -33,6 +31,8 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/log"
+
+	"github.com/latchkey-dev/latchkey/test/support/testutil"
 )
 
 func TestMain(m *testing.M) {
@@ -52,7 +52,7 @@ var configMaps = schema.GroupVersionKind{Version: "v1", Kind: "ConfigMap"}
 // records requests. Package test tests against a real API server.
 type apiServer struct {
 	*httptest.Server
-	network *bufconn.Listener // not a socket, whose reads a bubble of synctest does not take for waiting
+	network *testutil.PipeListener
 
 	mu     sync.Mutex
 	denied bool // guarded by mu; deny all access
@@ -71,7 +71,7 @@ func newAPIServer(t *testing.T) *apiServer {
 	a := &apiServer{open: map[string]int{}, end: make(chan struct{}), paths: map[string]bool{}, lists: map[string]int{}}
 	a.Server = httptest.NewUnstartedServer(a)
 	_ = a.Listener.Close()
-	a.network = bufconn.Listen(networkBuffer)
+	a.network = testutil.NewPipeListener()
 	a.Listener = a.network
 	a.Start()
 	t.Cleanup(func() {
@@ -79,13 +79,6 @@ func newAPIServer(t *testing.T) *apiServer {
 		a.Close()
 	})
 	return a
-}
-
-// networkBuffer is how many bytes a connection takes before a write waits.
-const networkBuffer = 1024
-
-func (a *apiServer) dial(ctx context.Context, _, _ string) (net.Conn, error) {
-	return a.network.DialContext(ctx)
 }
 
 func (a *apiServer) ServeHTTP(w http.ResponseWriter, req *http.Request) {
@@ -228,7 +221,7 @@ func (a *apiServer) newCacheOf(t *testing.T, opts cache.Options, options ...func
 	g := NewWithT(t)
 	mapper := meta.NewDefaultRESTMapper(nil)
 	mapper.Add(configMaps, meta.RESTScopeNamespace)
-	httpClient := &http.Client{Transport: &http.Transport{DialContext: a.dial}}
+	httpClient := &http.Client{Transport: &http.Transport{DialContext: a.network.DialContext}}
 	scopedOptions := Options{AccessReviewInterval: 200 * time.Millisecond, PerNamespace: true}
 	for _, option := range options {
 		option(&scopedOptions)

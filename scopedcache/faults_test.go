@@ -488,7 +488,7 @@ func TestNoErrorWhenACacheEnds(t *testing.T) {
 			<-req.Context().Done()
 			return true
 		})
-		transport := &http.Transport{DialContext: a.dial}
+		transport := &http.Transport{DialContext: a.network.DialContext}
 		defer transport.CloseIdleConnections()
 		httpClient := &http.Client{Transport: testutil.RoundTripperFunc(func(req *http.Request) (*http.Response, error) {
 			resp, err := transport.RoundTrip(req)

@@ -40,7 +40,7 @@ func TestEndOfContext(t *testing.T) {
 		a := newAPIServer(t)
 		mapper := meta.NewDefaultRESTMapper(nil)
 		mapper.Add(configMaps, meta.RESTScopeNamespace)
-		transport := &http.Transport{DialContext: a.dial}
+		transport := &http.Transport{DialContext: a.network.DialContext}
 		defer transport.CloseIdleConnections()
 		for range 200 {
 			c, err := New(&rest.Config{Host: a.URL}, cache.Options{

@@ -20,7 +20,6 @@ import (
 	. "github.com/onsi/gomega"
 	"github.com/pkg/errors"
 	"go.uber.org/goleak"
-	"google.golang.org/grpc/test/bufconn"
 	authenticationv1 "k8s.io/api/authentication/v1"
 	authorizationv1 "k8s.io/api/authorization/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -28,6 +27,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/latchkey-dev/latchkey/clustercache"
+	"github.com/latchkey-dev/latchkey/test/support/testutil"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -284,13 +284,13 @@ func TestQuietStream(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g := NewWithT(t)
 		page, cache, end := startPage(t, named("a", connected()))
-		listener := bufconn.Listen(1024)
+		listener := testutil.NewPipeListener()
 		http2 := new(http.Protocols)
 		http2.SetUnencryptedHTTP2(true)
 		server := &http.Server{Handler: page, Protocols: http2, ReadHeaderTimeout: time.Second}
 		served := make(chan error, 1)
 		go func() { served <- server.Serve(listener) }()
-		transport := &http.Transport{Protocols: http2, DialContext: connect(listener)}
+		transport := &http.Transport{Protocols: http2, DialContext: listener.DialContext}
 		req, err := http.NewRequestWithContext(t.Context(), http.MethodGet, "http://page/status/live", http.NoBody)
 		g.Expect(err).NotTo(HaveOccurred())
 		resp, err := transport.RoundTrip(req)
@@ -323,11 +323,6 @@ func TestQuietStream(t *testing.T) {
 	})
 }
 
-// connect is what an HTTP client dials with, to the server of a listener in this process.
-func connect(listener *bufconn.Listener) func(context.Context, string, string) (net.Conn, error) {
-	return func(ctx context.Context, _, _ string) (net.Conn, error) { return listener.DialContext(ctx) }
-}
-
 // A page whose process ends begins no stream, and says when to ask again.
 func TestStreamAfterTheEnd(t *testing.T) {
 	g := NewWithT(t)
@@ -348,12 +343,12 @@ func TestSlowClients(t *testing.T) {
 			states[i] = named(fmt.Sprint("extension-", i), connected())
 		}
 		page, _, end := startPage(t, states...)
-		listener := bufconn.Listen(1024)
+		listener := testutil.NewPipeListener()
 		server := &http.Server{Handler: page.Guard(&reviewer{}, "/status/"), ReadHeaderTimeout: time.Second}
 		served := make(chan error, 1)
 		go func() { served <- server.Serve(listener) }()
 		send := func(request string) net.Conn {
-			conn, err := listener.DialContext(t.Context())
+			conn, err := listener.DialContext(t.Context(), "", "")
 			g.Expect(err).NotTo(HaveOccurred())
 			_, err = conn.Write([]byte(request))
 			g.Expect(err).NotTo(HaveOccurred())
