@@ -16,6 +16,8 @@ type comparedState struct {
 	message, probeError string
 	target              string
 	tokenExpires        time.Time
+	mutedHere           string
+	refused             string // what was refused lately, and when that began
 }
 
 // compared returns what subscribers must know of the state.
@@ -40,6 +42,12 @@ func (a *identityAccessor) reportIfChangedLocked() {
 	}
 	state := a.stateLocked()
 	now := state.compared()
+	now.mutedHere = a.mutedHereLocked()
+	if a.conn != nil {
+		for _, one := range a.conn.RefusedLately(time.Now()) {
+			now.refused += one.String() + one.Since.String()
+		}
+	}
 	if a.compared == nil || now != *a.compared {
 		a.compared = &now
 		a.reportChange()

@@ -174,7 +174,7 @@ func (g *grants) submit(a *identityAccessor, w *waitingForGrant) {
 func (g *grants) ask(a *identityAccessor, w *waitingForGrant) {
 	refused, _ := w.record.Refused(time.Now())
 	for _, p := range w.conn.Allowed(refused) {
-		w.record.Granted(p)
+		w.conn.Granted(p)
 	}
 	refused, others := w.record.Refused(time.Now())
 	result := permissions.Asked{Refused: len(refused) > 0, Others: others, Cleared: w.record.TakeCleared()}

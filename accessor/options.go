@@ -8,6 +8,7 @@ import (
 
 	"github.com/latchkey-dev/latchkey/accessor/internal/connection"
 	"github.com/latchkey-dev/latchkey/internal/connstate"
+	"github.com/latchkey-dev/latchkey/internal/degraded"
 	"github.com/latchkey-dev/latchkey/internal/metrics"
 	"github.com/latchkey-dev/latchkey/internal/statechanges"
 	"github.com/latchkey-dev/latchkey/internal/tracing"
@@ -35,12 +36,13 @@ type Options struct {
 	RBACWatcher    *scopedcache.RBACWatcher      // watches the cluster of the extensions; nil for none
 	Namespaces     *scopedcache.NamespaceWatcher // of the cluster of the extensions; nil for none
 	Logger         logr.Logger
-	Metrics        *metrics.Cache  // may be nil
-	Tracer         *tracing.Tracer // may be nil
-	Shared         *Shared         // what the sets of a manager use together; nil if there is one set only
-	Leads          func() bool     // whether this replica has all extensions; nil unless one replica leads
-	Record         bool            // each extension has a record of permissions
-	ReplicasShare  bool            // replicas share the extensions: accessors are given up one by one
+	Metrics        *metrics.Cache    // may be nil
+	Tracer         *tracing.Tracer   // may be nil
+	Shared         *Shared           // what the sets of a manager use together; nil if there is one set only
+	Leads          func() bool       // whether this replica has all extensions; nil unless one replica leads
+	Record         bool              // each extension has a record of permissions
+	Muted          []degraded.Reason // reasons for which extensions do not count as degraded
+	ReplicasShare  bool              // replicas share the extensions: accessors are given up one by one
 
 	// Wake requests a Reconcile of that extension soon. Wake must not block.
 	Wake func(client.ObjectKey)

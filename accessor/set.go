@@ -17,6 +17,7 @@ import (
 	"github.com/latchkey-dev/latchkey/accessor/internal/targets"
 	"github.com/latchkey-dev/latchkey/accessor/internal/workpool"
 	"github.com/latchkey-dev/latchkey/fence"
+	"github.com/latchkey-dev/latchkey/internal/degraded"
 	"github.com/latchkey-dev/latchkey/internal/identity"
 	"github.com/latchkey-dev/latchkey/internal/metrics"
 	"github.com/latchkey-dev/latchkey/internal/statechanges"
@@ -146,7 +147,14 @@ func (s *Set) Run(ctx context.Context) error {
 
 // metricsSnapshot returns the values that the metrics export.
 func (s *Set) metricsSnapshot() metrics.Snapshot {
-	p := metrics.Snapshot{Connections: map[metrics.Connection]int{}, Informers: map[string]int{}}
+	p := metrics.Snapshot{
+		Connections: map[metrics.Connection]int{},
+		Degraded:    map[string]int{},
+		Informers:   map[string]int{},
+	}
+	for _, reason := range degraded.Reasons {
+		p.Degraded[string(reason)] = 0 // so that each has a series
+	}
 	if s.options.Record {
 		p.Permissions = map[string]int{"used": 0, "refused": 0}
 	}
@@ -178,6 +186,9 @@ func (s *Set) metricsSnapshot() metrics.Snapshot {
 			used, refused := a.countPermissions()
 			p.Permissions["used"] += used
 			p.Permissions["refused"] += refused
+		}
+		if problems := a.problems(); degraded.Is(problems) {
+			p.Degraded[string(problems[0].Reason)]++
 		}
 		if published.conn != nil {
 			count(published.conn.OwnScopes())

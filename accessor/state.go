@@ -11,6 +11,7 @@ import (
 	"github.com/latchkey-dev/latchkey/accessor/internal/lifecycle"
 	"github.com/latchkey-dev/latchkey/accessor/watches"
 	"github.com/latchkey-dev/latchkey/internal/connstate"
+	"github.com/latchkey-dev/latchkey/internal/degraded"
 	"github.com/latchkey-dev/latchkey/scopedcache"
 )
 
@@ -30,7 +31,8 @@ type State struct {
 	Watches      []watches.WatchState
 	Scopes       []scopedcache.ScopeState
 	Permissions  *PermissionRecord // nil if none is kept
-	SharedCache  string            // names the cache that has the scopes and that others use, too; empty for none
+	Problems     []degraded.Problem
+	SharedCache  string // names the cache that has the scopes and that others use, too; empty for none
 }
 
 // snapshot is the state of an accessor that getters read. A snapshot is immutable; a transition
@@ -67,6 +69,7 @@ func (s *snapshot) clients() (*connection.Clients, error) {
 func (a *identityAccessor) state() State {
 	a.mu.Lock()
 	state, published, record := a.stateLocked(), a.published.Load(), a.record
+	mutedHere := a.mutedHereLocked()
 	a.mu.Unlock()
 	state.Permissions = record.uses()
 	state.Watches = a.watches.States()
@@ -74,6 +77,7 @@ func (a *identityAccessor) state() State {
 		state.Identity = conn.Identity()
 		state.Scopes = conn.Scopes()
 		state.SharedCache = conn.SharedCache()
+		state.Problems = a.problemsOf(&state, conn, mutedHere)
 	}
 	return state
 }

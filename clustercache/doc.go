@@ -90,6 +90,10 @@
 //     policy like that in config/admission-namespaced guards it. For cluster-scoped kinds the host
 //     operator's author must state the guard. With kubeconfigs the guard is
 //     credential.KubeconfigOptions.Allow.
+//   - An extension can be connected and serve nothing, because its identity lacks permissions. Such
+//     an extension is degraded: ConnectionState has its Problems, and Summary, for people, one of
+//     [SummaryConnected], [SummaryDegraded], [SummaryConnecting] and [SummaryDisconnected]. What a
+//     tenant causes can be muted: [MuteAnnotation], ProblemOptions.
 //   - Your controller and this reconciler read the extension independently. When your controller
 //     acts on fields of the extension, it must act as the identity that the same fields name. Call
 //     For with the object that it has read, and use the calls of the result. They fail with

@@ -117,6 +117,8 @@ type Options struct {
 	EventRecorder events.EventRecorder
 	// Permissions configures what is known of the permissions that identities use.
 	Permissions PermissionOptions
+	// Problems configures which extensions count as degraded although they are connected.
+	Problems ProblemOptions
 	// Metrics enables Prometheus series in addition to the sums, on controller-runtime's registry;
 	// see docs/operations.md.
 	Metrics MetricsOptions
@@ -208,6 +210,9 @@ func (o *Options) validate() error {
 	if o.Name != "" && len(validation.IsDNS1123Label(o.Name)) > 0 {
 		return errors.Errorf("Options.Name %q must consist of at most 63 lower-case letters, digits and dashes, with no "+
 			"dash at the ends", o.Name)
+	}
+	if err := o.Problems.check(); err != nil {
+		return err
 	}
 	switch {
 	case o.Client.UserAgent == "":

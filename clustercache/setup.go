@@ -134,6 +134,7 @@ func (o *Options) setup(ctx context.Context, mgr manager.Manager, controllerOpti
 		Shared:         shared,
 		Leads:          r.owner.leads(),
 		Record:         o.Permissions.Record,
+		Muted:          o.Problems.Mute,
 		ReplicasShare:  r.owner.shares(),
 		Wake:           r.wake,
 		Changed:        hub.Changed,

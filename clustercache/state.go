@@ -64,6 +64,9 @@ type ConnectionState struct {
 	HealthSince time.Time `json:"healthSince,omitzero"`
 	// Watches are the registered watches, sorted by name, kind and scope.
 	Watches []WatchState `json:"-"`
+	// Problems are why work may not get done although there is a connection: one for each reason,
+	// those that are not muted first, and the worst one first. Empty while not connected.
+	Problems []Problem `json:"problems,omitempty"`
 	// Scopes are the scopes of the connection's cache that the extension uses, sorted by kind and
 	// scope. It is empty while not connected.
 	Scopes []ScopeState `json:"-"`
@@ -120,6 +123,7 @@ func connectionStateOf(state accessor.State) ConnectionState {
 		HealthSince:        state.HealthSince,
 		Scopes:             state.Scopes,
 		SharedCache:        state.SharedCache,
+		Problems:           problemsOf(state.Problems),
 		Permissions:        permissionRecordOf(state.Permissions),
 	}
 	for _, watch := range state.Watches {

@@ -21,6 +21,8 @@ const everyFieldJSON = `{"namespace": "ns", "name": "red", "uid": "uid", "create
 	"target": "https://server", "source": "serviceaccount ns/sa", "epoch": 2, "tokenExpires": "2026-01-01T00:01:00Z",
 	"credentialSince": "2026-01-01T00:07:00Z",
 	"sharedCache": "abc",
+	"problems": [{"reason": "RequestsRefused", "message": "may not create pods", "since": "2026-01-01T00:11:00Z",
+		"muted": true}],
 	"permissions": {"username": "u",
 		"used": [{"verb": "get", "group": "apps", "resource": "deployments", "subresource": "scale",
 		"namespace": "ns", "anyNamespace": true, "anyName": true, "names": ["d"], "count": 2, "first": "2026-01-01T00:08:00Z",
@@ -80,6 +82,7 @@ func everyField(t *testing.T) ConnectionState {
 			Objects:        5,
 		}},
 		SharedCache: "abc",
+		Problems:    []Problem{{Reason: ProblemRequestsRefused, Message: "may not create pods", Since: at(11), Muted: true}},
 		Permissions: &PermissionRecord{
 			Username: "u",
 			Used: []PermissionUse{{

@@ -12,8 +12,11 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
+	"github.com/latchkey-dev/latchkey/accessor"
 	"github.com/latchkey-dev/latchkey/accessor/watches"
 	"github.com/latchkey-dev/latchkey/clustercache"
+	"github.com/latchkey-dev/latchkey/internal/connstate"
+	"github.com/latchkey-dev/latchkey/internal/degraded"
 	"github.com/latchkey-dev/latchkey/internal/extensionsource"
 	"github.com/latchkey-dev/latchkey/internal/statechanges"
 )
@@ -187,6 +190,20 @@ func (e *extension) setHealthyLocked() {
 	}
 }
 
+// problems returns what keeps a connected extension from its work.
+func (e *extension) problems(state clustercache.ConnectionState) []clustercache.Problem {
+	facts := degraded.Facts{MutedHere: e.object.GetAnnotations()[clustercache.MuteAnnotation]}
+	if !state.Healthy {
+		facts.Probe = []degraded.Fault{{Why: connstate.ErrorText(state.Health.LastError), Since: state.HealthSince}}
+	}
+	accessor.AddScopes(&facts, state.Scopes)
+	var all []clustercache.Problem
+	for _, problem := range degraded.Problems(facts) {
+		all = append(all, clustercache.Problem(problem))
+	}
+	return all
+}
+
 // snapshot returns a copy of the extension's state. The cache's mu must be locked.
 func (e *extension) snapshot() clustercache.ConnectionState {
 	state := e.state
@@ -194,6 +211,7 @@ func (e *extension) snapshot() clustercache.ConnectionState {
 		state.Identity = e.conn.identity
 		state.Identity.Groups = slices.Clone(state.Identity.Groups)
 		state.Scopes = e.conn.scopes()
+		state.Problems = e.problems(state)
 	}
 	for _, name := range e.presets {
 		state.Watches = append(state.Watches, clustercache.WatchState{Name: name, Dependents: []types.UID{""}})

@@ -47,7 +47,10 @@ func (r *reader) Get(ctx context.Context, name client.ObjectKey, object client.O
 		defer cancel()
 		running, err = r.await(bounded, kind, &read, name.Namespace)
 		if r.env.options.LiveGet && apierrors.IsForbidden(err) {
-			return r.getLive(bounded, kind, name, object, err)
+			if err = r.getLive(bounded, kind, name, object, err); apierrors.IsForbidden(err) {
+				r.endLive(kind, name.Namespace)
+			}
+			return err
 		}
 		if err != nil {
 			return err

@@ -50,9 +50,9 @@ const (
 	StateLeft State = "Left"
 	// StateLive means that the API server denies the identity list or watch, but that Gets of objects
 	// that the identity may get go to the API server: see LiveGet of [Options]. There is no informer.
-	// LastError says why. The state lasts for two AccessReviewIntervals after the last Get that found
-	// its object. Only States of [Cache] has this state, and only for scopes without a holder, which
-	// are Forbidden otherwise.
+	// LastError says why. The state lasts from a Get that found its object until a Get is refused, or
+	// the identity may list and watch. Only States of [Cache] has this state, and only for scopes
+	// without a holder, which are Forbidden otherwise.
 	StateLive State = "Live"
 )
 

@@ -255,7 +255,7 @@ func (s *StateAPI) update(ctx context.Context, key client.ObjectKey) {
 	}
 	names := map[string]bool{}
 	if known {
-		s.states.Put(connectionOf(state))
+		s.put(connectionOf(state))
 		for _, scope := range scopesOf(state) {
 			names[scope.Name] = true
 			s.scopes.Put(scope)
@@ -271,6 +271,17 @@ func (s *StateAPI) update(ctx context.Context, key client.ObjectKey) {
 	if s.scopeNames[key] = names; len(names) == 0 {
 		delete(s.scopeNames, key)
 	}
+}
+
+// put stores a Connection.
+func (s *StateAPI) put(c *v1alpha1.Connection) {
+	_, _ = s.states.Modify(c.Namespace, c.Name, func(was *v1alpha1.Connection, found bool) (*v1alpha1.Connection, bool,
+		error) {
+		if found && was.UID == c.UID {
+			keepTransition(was.Status.Conditions, c.Status.Conditions, time.Now())
+		}
+		return c, true, nil // never an error
+	})
 }
 
 // refresh fills in what changes all the time.

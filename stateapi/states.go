@@ -22,13 +22,14 @@ import (
 
 // connectionOf returns the Connection of a state, without what changes all the time.
 func connectionOf(state clustercache.ConnectionState) *v1alpha1.Connection {
+	summary := state.Summary()
 	c := &v1alpha1.Connection{
 		ObjectMeta: metadataOf(state, state.Extension.Name),
 		Status: v1alpha1.ConnectionStatus{
-			State:              stateOf(state),
-			Reason:             string(state.Reason),
-			Message:            state.Message,
-			Since:              timeOf(cmp.Or(state.DisconnectedSince, state.Since)),
+			State:              summary.State,
+			Reason:             summary.Reason,
+			Message:            summary.Message,
+			Since:              timeOf(summary.Since),
 			Source:             state.Source,
 			Target:             state.Target,
 			Epoch:              state.Epoch,
@@ -66,7 +67,15 @@ func connectionOf(state clustercache.ConnectionState) *v1alpha1.Connection {
 			c.Status.ForbiddenScopes++
 		}
 	}
-	c.Status.Conditions = conditionsOf(state, c.Status)
+	for _, problem := range state.Problems {
+		c.Status.Problems = append(c.Status.Problems, v1alpha1.Problem{
+			Reason:  string(problem.Reason),
+			Message: problem.Message,
+			Since:   timeOf(problem.Since),
+			Muted:   problem.Muted,
+		})
+	}
+	c.Status.Conditions = conditionsOf(state, summary)
 	return c
 }
 
@@ -139,48 +148,51 @@ func metadataOf(state clustercache.ConnectionState, name string) metav1.ObjectMe
 	}
 }
 
-// stateOf returns the state in one word. A retry is no news.
-func stateOf(state clustercache.ConnectionState) string {
-	switch {
-	case state.Phase == clustercache.PhaseConnected:
-		return v1alpha1.StateConnected
-	case state.Starting():
-		return v1alpha1.StateConnecting
-	default:
-		return v1alpha1.StateDisconnected
-	}
-}
-
 // conditionsOf returns the conditions, whose times are those of the changes themselves.
-func conditionsOf(state clustercache.ConnectionState, status v1alpha1.ConnectionStatus) []metav1.Condition {
+func conditionsOf(state clustercache.ConnectionState, summary clustercache.Summary) []metav1.Condition {
 	connected := metav1.Condition{
 		Type:               v1alpha1.ConditionConnected,
 		Status:             metav1.ConditionFalse,
 		ObservedGeneration: state.ObservedGeneration,
 		Reason:             string(state.Reason),
 		Message:            state.Message,
+		LastTransitionTime: metav1.NewTime(cmp.Or(state.DisconnectedSince, state.Since).Truncate(time.Second)),
 	}
 	healthy := metav1.Condition{
 		Type:               v1alpha1.ConditionHealthy,
 		Status:             metav1.ConditionFalse,
 		ObservedGeneration: state.ObservedGeneration,
-		Reason:             "ProbeFailed",
-		Message:            status.Probe.Error,
+		Reason:             "NotConnected",
+		Message:            state.Message,
 		LastTransitionTime: metav1.NewTime(state.HealthSince.Truncate(time.Second)),
-	}
-	if status.Since != nil {
-		connected.LastTransitionTime = *status.Since
-	}
-	switch {
-	case state.Phase != clustercache.PhaseConnected:
-		healthy.Reason, healthy.Message = "NotConnected", state.Message
-	case state.Healthy:
-		healthy.Status, healthy.Reason, healthy.Message = metav1.ConditionTrue, "ProbeSucceeded", ""
 	}
 	if state.Phase == clustercache.PhaseConnected {
 		connected.Status, connected.Reason = metav1.ConditionTrue, v1alpha1.StateConnected
 	}
+	switch summary.State {
+	case clustercache.SummaryConnected:
+		healthy.Status, healthy.Reason, healthy.Message = metav1.ConditionTrue, v1alpha1.ConditionHealthy, ""
+	case clustercache.SummaryDegraded:
+		healthy.Reason, healthy.Message = summary.Reason, summary.Message
+		healthy.LastTransitionTime = metav1.NewTime(summary.Since.Truncate(time.Second))
+	}
 	return []metav1.Condition{connected, healthy}
+}
+
+// keepTransition makes the time of a condition that of its last change of status: a problem that
+// ends leaves no time behind.
+func keepTransition(was, now []metav1.Condition, at time.Time) {
+	for n := range now {
+		before := meta.FindStatusCondition(was, now[n].Type)
+		switch changed := &now[n].LastTransitionTime; {
+		case before == nil:
+		case before.Status == now[n].Status && changed.Before(&before.LastTransitionTime):
+			*changed = before.LastTransitionTime
+		case before.Status == now[n].Status:
+		case !before.LastTransitionTime.Before(changed):
+			*changed = metav1.NewTime(at.Truncate(time.Second))
+		}
+	}
 }
 
 // refreshProbe sets what changes all the time.

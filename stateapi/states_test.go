@@ -103,16 +103,64 @@ func TestConnectionOf(t *testing.T) {
 		{
 			Type:               "Healthy",
 			Status:             "True",
-			Reason:             "ProbeSucceeded",
+			Reason:             "Healthy",
 			ObservedGeneration: 3,
 			LastTransitionTime: metav1.NewTime(at(3)),
 		},
 	}))
-	failing := connected()
-	failing.Healthy, failing.Health.LastError = false, errors.New("down\x1b\u202e")
-	healthy := connectionOf(failing).Status.Conditions[1]
-	g.Expect([]string{string(healthy.Status), healthy.Reason, healthy.Message}).To(Equal([]string{"False", "ProbeFailed",
-		"down\uFFFD\uFFFD"}), "it reaches terminals")
+}
+
+// What is connected and gets no work done is Degraded, and its condition Healthy says why. What is
+// muted is shown, and changes nothing.
+func TestDegraded(t *testing.T) {
+	g := NewWithT(t)
+	degraded := connected()
+	degraded.Problems = []clustercache.Problem{
+		{Reason: clustercache.ProblemScopesForbidden, Message: "Secret: no", Since: at(7)},
+		{Reason: clustercache.ProblemRequestsRefused, Message: "may not create pods", Since: at(5)},
+		{Reason: clustercache.ProblemKindsNotServed, Message: "Thing", Since: at(1), Muted: true},
+	}
+	s := connectionOf(degraded).Status
+	g.Expect([]string{s.State, s.Reason, s.Message}).To(Equal([]string{"Degraded", "ScopesForbidden", "Secret: no"}))
+	g.Expect(s.Since.Time).To(Equal(at(5)))
+	g.Expect(s.Problems).To(HaveLen(3))
+	g.Expect(s.Problems[2]).To(Equal(v1alpha1.Problem{
+		Reason:  "KindsNotServed",
+		Message: "Thing",
+		Since:   &metav1.Time{Time: at(1)},
+		Muted:   true,
+	}))
+	g.Expect(s.Conditions[0].Status).To(Equal(metav1.ConditionTrue), "it is connected")
+	healthy := s.Conditions[1]
+	g.Expect([]string{string(healthy.Status), healthy.Reason, healthy.Message}).To(Equal([]string{"False",
+		"ScopesForbidden", "Secret: no"}))
+	g.Expect(healthy.LastTransitionTime.Time).To(Equal(at(5)))
+	degraded.Problems = degraded.Problems[2:]
+	s = connectionOf(degraded).Status
+	g.Expect([]string{s.State, s.Reason}).To(Equal([]string{"Connected", ""}))
+	g.Expect(s.Problems).To(HaveLen(1))
+	g.Expect(s.Conditions[1].Status).To(Equal(metav1.ConditionTrue))
+}
+
+// The time of a condition is that of its last change, although a problem that ends leaves none.
+func TestKeepTransition(t *testing.T) {
+	of := func(status metav1.ConditionStatus, minute int) []metav1.Condition {
+		return []metav1.Condition{{Type: "Healthy", Status: status, LastTransitionTime: metav1.NewTime(at(minute))}}
+	}
+	for name, test := range map[string]struct {
+		was, now []metav1.Condition
+		minute   int
+	}{
+		"new":                      {nil, of("True", 3), 3},
+		"the same":                 {of("True", 5), of("True", 3), 5},
+		"the same, later":          {of("True", 5), of("True", 6), 6},
+		"changed":                  {of("True", 5), of("False", 6), 6},
+		"changed, as if it before": {of("False", 5), of("True", 3), 9},
+		"changed at that time":     {of("False", 5), of("True", 5), 9},
+	} {
+		keepTransition(test.was, test.now, at(9))
+		NewWithT(t).Expect(test.now[0].LastTransitionTime.Time).To(Equal(at(test.minute)), name)
+	}
 }
 
 // A retry of a connection that was lost shows as Disconnected, and changes nothing.

@@ -28,7 +28,7 @@ import (
 const checkInterval = 200 * time.Millisecond
 
 // runCheck connects every extension and prints the states, once or until it is interrupted.
-// runCheck returns an error if an extension is not connected then.
+// runCheck returns an error if an extension is not connected then, or degraded.
 func runCheck(ctx context.Context, args []string) error {
 	var m managerFlags
 	flags := flag.NewFlagSet("latchkey check", flag.ContinueOnError)
@@ -162,11 +162,12 @@ func (c *checker) print(states []clustercache.ConnectionState) {
 func text(states []clustercache.ConnectionState) string {
 	var out strings.Builder
 	table := tabwriter.NewWriter(&out, 0, 0, 3, ' ', 0)
-	fmt.Fprintln(table, "EXTENSION\tIDENTITY\tPHASE\tREASON\tMESSAGE")
+	fmt.Fprintln(table, "EXTENSION\tIDENTITY\tSTATE\tREASON\tMESSAGE")
 	for _, state := range states {
 		key := strings.TrimPrefix(state.Extension.String(), "/")
-		fmt.Fprintf(table, "%s\t%s\t%s\t%s\t%s\n", key, orDash(state.Identity.Username), state.Phase,
-			orDash(string(state.Reason)), strings.Join(strings.Fields(state.Message), " "))
+		summary := state.Summary()
+		fmt.Fprintf(table, "%s\t%s\t%s\t%s\t%s\n", key, orDash(state.Identity.Username), summary.State,
+			orDash(summary.Reason), strings.Join(strings.Fields(summary.Message), " "))
 	}
 	_ = table.Flush() // a write to a Builder does not fail
 	return out.String()
@@ -179,17 +180,27 @@ func orDash(text string) string {
 	return text
 }
 
-// result returns an error if an extension is not connected.
+// result returns an error if an extension is not connected, or degraded.
 func result(states []clustercache.ConnectionState) error {
-	failed := 0
+	failed, degraded := 0, 0
 	for _, state := range states {
-		if state.Phase != clustercache.PhaseConnected {
+		worst, _ := state.Degraded()
+		switch {
+		case state.Phase != clustercache.PhaseConnected:
 			failed++
+		case worst != nil:
+			degraded++
 		}
 	}
-	if failed > 0 {
-		return errors.Errorf("%d of %d extensions are not connected; docs/operations.md says what to do for each reason",
-			failed, len(states))
+	const advice = "docs/operations.md says what to do for each reason"
+	switch {
+	case failed > 0 && degraded > 0:
+		return errors.Errorf("%d of %d extensions are not connected, and %d are degraded; %s", failed, len(states), degraded,
+			advice)
+	case failed > 0:
+		return errors.Errorf("%d of %d extensions are not connected; %s", failed, len(states), advice)
+	case degraded > 0:
+		return errors.Errorf("%d of %d extensions are degraded; %s", degraded, len(states), advice)
 	}
 	return nil
 }

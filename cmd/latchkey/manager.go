@@ -54,6 +54,7 @@ type managerFlags struct {
 	userAgent               string
 	health                  healthprobe.Options
 	recordPermissions       bool
+	mute                    string
 	state                   stateFlags
 	status                  statusFlags
 	zap                     zap.Options
@@ -108,6 +109,8 @@ func (m *managerFlags) bindServing(flags *flag.FlagSet) {
 			"of the buckets' leases begin with it")
 	flags.StringVar(&m.leaderElectionNamespace, "leader-election-namespace", "",
 		"namespace of the leases; required outside of a cluster")
+	flags.StringVar(&m.mute, "mute", "", "reasons for which extensions do not count as degraded, with commas between: "+
+		"CredentialNotUsed, ScopesForbidden, RequestsRefused or KindsNotServed")
 	flags.BoolVar(&m.recordPermissions, "record-permissions", false, "keep a record of what each identity used and was "+
 		"refused, up to 4 KiB each, for \"kubectl latchkey role\"; those who may read states see it")
 	m.sharing.bind(flags)
@@ -131,6 +134,7 @@ func (m *managerFlags) options() (clustercache.Options, error) {
 		Client:      clustercache.ClientOptions{UserAgent: m.userAgent},
 		HealthProbe: m.health,
 		Permissions: clustercache.PermissionOptions{Record: m.recordPermissions},
+		Problems:    clustercache.ProblemOptions{Mute: mutedReasons(m.mute)},
 		Cache:       clustercache.CacheOptions{WatchRBAC: true}, // no error without the permission
 	}
 	switch m.credentials {
@@ -362,4 +366,12 @@ func (m *managerFlags) setUp(ctx context.Context, mgr manager.Manager,
 		return nil, err
 	}
 	return connections, nil
+}
+
+// mutedReasons returns the reasons in the value of --mute. SetupWithManager checks them.
+func mutedReasons(value string) (reasons []clustercache.ProblemReason) {
+	for _, reason := range strings.FieldsFunc(value, func(r rune) bool { return r == ',' || r == ' ' }) {
+		reasons = append(reasons, clustercache.ProblemReason(reason))
+	}
+	return reasons
 }

@@ -21,4 +21,10 @@ var reasons = map[string]string{
 	"Throttled":              "Look at what overloads the API server, and at its priority levels and flow schemas.",
 	"Filtered":               "Nothing, this is intended.",
 	"Deleted":                "Nothing, this is intended.",
+	"ProbesFailing":          "Look at the API server and the network path to it.",
+	"ScopesFailing":          "Read the message, which is the API server's or the network's. 429: look at its priority levels and flow schemas.",
+	"CredentialNotUsed":      "Correct the Secret that the message names.",
+	"ScopesForbidden":        "Grant the ServiceAccount list and watch: kubectl latchkey role EXTENSION --missing prints the role. Or nothing, if it is intended: mute it.",
+	"RequestsRefused":        "Grant the ServiceAccount what the message names: kubectl latchkey role EXTENSION --missing prints the role, where permissions are on record.",
+	"KindsNotServed":         "Install the CustomResourceDefinition, or the API server's extension. It is noticed within a minute.",
 }

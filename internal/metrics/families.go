@@ -56,6 +56,8 @@ var (
 	leading     = gauge("latchkey_leading", "1 if this replica has the connections of the cache, 0 if it waits to lead.")
 	connections = gauge("latchkey_connections",
 		"Extensions by phase of their connection and reason for not being connected.", "phase", "reason")
+	degraded = gauge("latchkey_degraded",
+		"Connected extensions whose work may not get done, by the worst reason that is not muted.", "reason")
 	watches   = gauge("latchkey_watches", "Watches of other controllers, by informer that they need.")
 	informers = gauge("latchkey_informers",
 		"Informers by state: Syncing, Synced, Forbidden, NotServed, or Failing.", "state")

@@ -160,6 +160,7 @@ func (c *Cache) HandlerPanicked() { c.count(handlerPanics) }
 // Snapshot has the values of the gauges of one cache.
 type Snapshot struct {
 	Connections map[Connection]int // nil if the cache has informers only
+	Degraded    map[string]int     // by reason
 	Watches     int
 	Informers   map[string]int // by state
 	Objects     int
@@ -250,7 +251,8 @@ func (c *collector) announce(name string) (end func()) {
 
 // Describe implements prometheus.Collector.
 func (c *collector) Describe(ch chan<- *prometheus.Desc) {
-	for _, desc := range []*prometheus.Desc{leading, connections, watches, informers, objects, caches, cacheUsers,
+	for _, desc := range []*prometheus.Desc{leading, connections, degraded, watches, informers, objects, caches,
+		cacheUsers,
 		permissions, owned, ownedBySlice, extensionConnected, extensionSuccess} {
 		ch <- desc
 	}
@@ -289,6 +291,12 @@ func (s *Snapshot) add(other Snapshot) {
 	for connection, n := range other.Connections {
 		s.Connections[connection] += n
 	}
+	if s.Degraded == nil && other.Degraded != nil {
+		s.Degraded = map[string]int{}
+	}
+	for reason, n := range other.Degraded {
+		s.Degraded[reason] += n
+	}
 	for state, n := range other.Informers {
 		s.Informers[state] += n
 	}
@@ -325,6 +333,9 @@ func (s *Snapshot) collect(name string, ch chan<- prometheus.Metric) {
 	}
 	for connection, n := range s.Connections {
 		gauge(connections, float64(n), connection.Phase, connection.Reason)
+	}
+	for reason, n := range s.Degraded {
+		gauge(degraded, float64(n), reason)
 	}
 	gauge(watches, float64(s.Watches))
 	gauge(caches, float64(s.Caches))

@@ -56,25 +56,37 @@ func (p Permission) IsProxied() bool { return p.Verb == "proxy" || p.Subresource
 // It returns true if something was refused.
 func (r *Record) NoteAnswer(needed Permission, status int, text []byte, at time.Time) (refused bool) {
 	switch {
-	case needed.IsProxied():
-		if status < http.StatusMultipleChoices {
-			r.Note(needed, false, at)
-		}
-	case status == http.StatusForbidden:
+	case status == http.StatusForbidden && !needed.IsProxied():
 		return r.noteForbidden(needed, messageOf(text), at)
-	case status == http.StatusUnauthorized, status == http.StatusTooManyRequests,
-		status >= http.StatusInternalServerError, status >= http.StatusMultipleChoices && status < http.StatusBadRequest:
-	case status == http.StatusRequestEntityTooLarge, status == http.StatusRequestURITooLong,
-		status == http.StatusRequestHeaderFieldsTooLarge: // from before the authorizer
-	default:
+	case isPermitted(&needed, status):
 		r.note(&needed, false, at)
-		creates := needed.Verb == "patch" || needed.Verb == "update"
-		if creates && needed.Subresource == "" && status == http.StatusCreated {
+		if alsoCreates(&needed, status) {
 			needed.Verb = "create"
 			r.Note(needed, false, at)
 		}
 	}
 	return false
+}
+
+// isPermitted reports whether an answer, of another status than 403 unless it is proxied, shows
+// that the authorizer permitted the request.
+func isPermitted(needed *Permission, status int) bool {
+	switch {
+	case needed.IsProxied():
+		return status < http.StatusMultipleChoices
+	case status == http.StatusUnauthorized, status == http.StatusTooManyRequests,
+		status >= http.StatusInternalServerError, status >= http.StatusMultipleChoices && status < http.StatusBadRequest:
+		return false
+	case status == http.StatusRequestEntityTooLarge, status == http.StatusRequestURITooLong,
+		status == http.StatusRequestHeaderFieldsTooLarge: // from before the authorizer
+		return false
+	}
+	return true
+}
+
+// alsoCreates reports whether a request that was served has created its object.
+func alsoCreates(needed *Permission, status int) bool {
+	return status == http.StatusCreated && needed.Subresource == "" && (needed.Verb == "patch" || needed.Verb == "update")
 }
 
 // unknownVerb is that of a refusal that is not kept, such as impersonate.

@@ -3,6 +3,7 @@ package permissions
 import (
 	"net/http"
 	"net/url"
+	"strconv"
 	"strings"
 
 	"k8s.io/apimachinery/pkg/api/validate/content"
@@ -31,6 +32,18 @@ func (p Permission) Object() string {
 	}
 	if p.Group != "" {
 		text += "." + p.Group
+	}
+	return text
+}
+
+// String returns the permission as a person says it.
+func (p Permission) String() string {
+	text := p.Verb + " " + p.Object()
+	if p.Name != "" {
+		text += " " + strconv.Quote(p.Name)
+	}
+	if p.Namespace != "" {
+		text += " in namespace " + p.Namespace
 	}
 	return text
 }

@@ -14,17 +14,19 @@ const ExtensionUIDLabel = "state.latchkey.dev/extension-uid"
 
 // States of a Connection.
 const (
-	StateConnected    = "Connected"    // there is a connection
+	StateConnected    = "Connected"    // there is a connection, and no problem that is not muted
+	StateDegraded     = "Degraded"     // there is a connection, and some of the work does not get done
 	StateConnecting   = "Connecting"   // the first connect is in progress
 	StateDisconnected = "Disconnected" // there is none, also while it is tried again
 )
 
 // Types of the conditions of a Connection.
 const (
-	// ConditionConnected is True while there is a connection. Its reason is "Connected", or why
-	// there is none.
+	// ConditionConnected is True while there is a connection, degraded or not. Its reason is
+	// "Connected", or why there is none.
 	ConditionConnected = "Connected"
-	// ConditionHealthy is True while there is a connection whose last probe succeeded.
+	// ConditionHealthy is True while there is a connection, and no problem that is not muted. Its
+	// reason is "Healthy", "NotConnected", or that of the worst problem.
 	ConditionHealthy = "Healthy"
 )
 
@@ -49,15 +51,16 @@ type ConnectionSpec struct{}
 
 // ConnectionStatus is the state of a connection.
 type ConnectionStatus struct {
-	// Connected, Connecting (for the first time) or Disconnected.
+	// Connected, Degraded, Connecting (for the first time) or Disconnected.
 	State string `json:"state"`
-	// Why there is no connection, in one word. Empty while connected.
+	// Why there is no connection, or the worst problem, in one word. Empty while Connected.
 	// +optional
 	Reason string `json:"reason,omitempty"`
-	// Why there is no connection or, while connected, why the newest credential is not in use.
+	// What the reason means here.
 	// +optional
 	Message string `json:"message,omitempty"`
-	// Since when there is this connection, or none. A retry does not change it.
+	// Since when there is this connection, or none, or since when it is Degraded. A retry does not
+	// change it.
 	// +optional
 	Since *metav1.Time `json:"since,omitempty"`
 	// The user as the API server stated it. Absent while not connected.
@@ -91,6 +94,12 @@ type ConnectionStatus struct {
 	// have one informer for equal scopes. Absent for a cache of its own, and while not connected.
 	// +optional
 	SharedCache string `json:"sharedCache,omitempty"`
+	// Why work may not get done although there is a connection: one for each reason, those that are
+	// not muted first, and the worst one first.
+	// +optional
+	// +listType=map
+	// +listMapKey=reason
+	Problems []Problem `json:"problems,omitempty"`
 	// How many of the scopes are Forbidden.
 	// +optional
 	ForbiddenScopes int32 `json:"forbiddenScopes,omitempty"`
@@ -114,6 +123,22 @@ type ConnectionStatus struct {
 	// +listType=map
 	// +listMapKey=type
 	Conditions []metav1.Condition `json:"conditions,omitempty"`
+}
+
+// Problem is why work may not get done although there is a connection.
+type Problem struct {
+	// ProbesFailing, ScopesFailing, CredentialNotUsed, ScopesForbidden, RequestsRefused or
+	// KindsNotServed.
+	Reason string `json:"reason"`
+	// What it is about, for people.
+	// +optional
+	Message string `json:"message,omitempty"`
+	// Since when.
+	// +optional
+	Since *metav1.Time `json:"since,omitempty"`
+	// Whether the extension does not count as degraded because of it.
+	// +optional
+	Muted bool `json:"muted,omitempty"`
 }
 
 // Identity is a user of an API server.

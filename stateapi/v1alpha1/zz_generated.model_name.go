@@ -46,6 +46,11 @@ func (in ProbeStatus) OpenAPIModelName() string {
 }
 
 // OpenAPIModelName returns the OpenAPI model name for this type.
+func (in Problem) OpenAPIModelName() string {
+	return "dev.latchkey.state.v1alpha1.Problem"
+}
+
+// OpenAPIModelName returns the OpenAPI model name for this type.
 func (in Scope) OpenAPIModelName() string {
 	return "dev.latchkey.state.v1alpha1.Scope"
 }

@@ -20,6 +20,7 @@ func GetOpenAPIDefinitions(ref common.ReferenceCallback) map[string]common.OpenA
 		PermissionRecord{}.OpenAPIModelName(): schema_latchkey_dev_latchkey_stateapi_v1alpha1_PermissionRecord(ref),
 		PermissionUse{}.OpenAPIModelName():    schema_latchkey_dev_latchkey_stateapi_v1alpha1_PermissionUse(ref),
 		ProbeStatus{}.OpenAPIModelName():      schema_latchkey_dev_latchkey_stateapi_v1alpha1_ProbeStatus(ref),
+		Problem{}.OpenAPIModelName():          schema_latchkey_dev_latchkey_stateapi_v1alpha1_Problem(ref),
 		Scope{}.OpenAPIModelName():            schema_latchkey_dev_latchkey_stateapi_v1alpha1_Scope(ref),
 		ScopeList{}.OpenAPIModelName():        schema_latchkey_dev_latchkey_stateapi_v1alpha1_ScopeList(ref),
 		ScopeSpec{}.OpenAPIModelName():        schema_latchkey_dev_latchkey_stateapi_v1alpha1_ScopeSpec(ref),
@@ -148,7 +149,7 @@ func schema_latchkey_dev_latchkey_stateapi_v1alpha1_ConnectionStatus(ref common.
 				Properties: map[string]spec.Schema{
 					"state": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Connected, Connecting (for the first time) or Disconnected.",
+							Description: "Connected, Degraded, Connecting (for the first time) or Disconnected.",
 							Default:     "",
 							Type:        []string{"string"},
 							Format:      "",
@@ -156,21 +157,21 @@ func schema_latchkey_dev_latchkey_stateapi_v1alpha1_ConnectionStatus(ref common.
 					},
 					"reason": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Why there is no connection, in one word. Empty while connected.",
+							Description: "Why there is no connection, or the worst problem, in one word. Empty while Connected.",
 							Type:        []string{"string"},
 							Format:      "",
 						},
 					},
 					"message": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Why there is no connection or, while connected, why the newest credential is not in use.",
+							Description: "What the reason means here.",
 							Type:        []string{"string"},
 							Format:      "",
 						},
 					},
 					"since": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Since when there is this connection, or none. A retry does not change it.",
+							Description: "Since when there is this connection, or none, or since when it is Degraded. A retry does not change it.",
 							Ref:         ref("k8s.io/apimachinery/pkg/apis/meta/v1.Time"),
 						},
 					},
@@ -240,6 +241,27 @@ func schema_latchkey_dev_latchkey_stateapi_v1alpha1_ConnectionStatus(ref common.
 							Description: "Random name of a cache that all extensions of the identity may use. Those with the same name have one informer for equal scopes. Absent for a cache of its own, and while not connected.",
 							Type:        []string{"string"},
 							Format:      "",
+						},
+					},
+					"problems": {
+						VendorExtensible: spec.VendorExtensible{
+							Extensions: spec.Extensions{
+								"x-kubernetes-list-map-keys": []interface{}{
+									"reason",
+								},
+								"x-kubernetes-list-type": "map",
+							},
+						},
+						SchemaProps: spec.SchemaProps{
+							Description: "Why work may not get done although there is a connection: one for each reason, those that are not muted first, and the worst one first.",
+							Type:        []string{"array"},
+							Items: &spec.SchemaOrArray{
+								Schema: &spec.Schema{
+									SchemaProps: spec.SchemaProps{
+										Ref: ref(Problem{}.OpenAPIModelName()),
+									},
+								},
+							},
 						},
 					},
 					"forbiddenScopes": {
@@ -313,7 +335,7 @@ func schema_latchkey_dev_latchkey_stateapi_v1alpha1_ConnectionStatus(ref common.
 			},
 		},
 		Dependencies: []string{
-			Identity{}.OpenAPIModelName(), PermissionRecord{}.OpenAPIModelName(), ProbeStatus{}.OpenAPIModelName(), WatchStatus{}.OpenAPIModelName(), "k8s.io/apimachinery/pkg/apis/meta/v1.Condition", "k8s.io/apimachinery/pkg/apis/meta/v1.Time"},
+			Identity{}.OpenAPIModelName(), PermissionRecord{}.OpenAPIModelName(), ProbeStatus{}.OpenAPIModelName(), Problem{}.OpenAPIModelName(), WatchStatus{}.OpenAPIModelName(), "k8s.io/apimachinery/pkg/apis/meta/v1.Condition", "k8s.io/apimachinery/pkg/apis/meta/v1.Time"},
 	}
 }
 
@@ -585,6 +607,50 @@ func schema_latchkey_dev_latchkey_stateapi_v1alpha1_ProbeStatus(ref common.Refer
 						},
 					},
 				},
+			},
+		},
+		Dependencies: []string{
+			"k8s.io/apimachinery/pkg/apis/meta/v1.Time"},
+	}
+}
+
+func schema_latchkey_dev_latchkey_stateapi_v1alpha1_Problem(ref common.ReferenceCallback) common.OpenAPIDefinition {
+	return common.OpenAPIDefinition{
+		Schema: spec.Schema{
+			SchemaProps: spec.SchemaProps{
+				Description: "Problem is why work may not get done although there is a connection.",
+				Type:        []string{"object"},
+				Properties: map[string]spec.Schema{
+					"reason": {
+						SchemaProps: spec.SchemaProps{
+							Description: "ProbesFailing, ScopesFailing, CredentialNotUsed, ScopesForbidden, RequestsRefused or KindsNotServed.",
+							Default:     "",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"message": {
+						SchemaProps: spec.SchemaProps{
+							Description: "What it is about, for people.",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"since": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Since when.",
+							Ref:         ref("k8s.io/apimachinery/pkg/apis/meta/v1.Time"),
+						},
+					},
+					"muted": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Whether the extension does not count as degraded because of it.",
+							Type:        []string{"boolean"},
+							Format:      "",
+						},
+					},
+				},
+				Required: []string{"reason"},
 			},
 		},
 		Dependencies: []string{

@@ -22,6 +22,8 @@ import (
 
 	. "github.com/onsi/gomega"
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/client-go/util/workqueue"
 	ctrl "sigs.k8s.io/controller-runtime"
@@ -537,17 +539,31 @@ func TestAlertsOfAHostOperator(t *testing.T) {
 		}))).To(Succeed())
 	}
 
-	p.fires(t, "LatchkeyTenantsAreRefused", func(g Gomega) {
-		watch(g, "configmaps", nil, clustercache.EnqueueFor(blue))
-	}, func(g Gomega) {
+	configMap := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: deployment.TenantNamespace, Name: "written"}}
+	allow := func(g Gomega) {
 		kubectl(g, "create", "role", "reader", "-n", deployment.TenantNamespace, "--verb=get,list,watch",
 			"--resource=configmaps")
 		kubectl(g, "create", "rolebinding", "reader", "-n", deployment.TenantNamespace, "--role=reader",
 			"--serviceaccount="+deployment.TenantNamespace+":blue")
+	}
+	p.fires(t, "LatchkeyTenantsAreRefused", func(g Gomega) {
+		watch(g, "configmaps", nil, clustercache.EnqueueFor(blue))
+	}, allow, "LatchkeyExtensionsDegraded")
+	p.fires(t, "LatchkeyExtensionsDegraded", func(g Gomega) { // a write, which no informer needs
+		c, err := cc.GetClient(t.Context(), blue)
+		g.Expect(err).NotTo(HaveOccurred())
+		g.Expect(apierrors.IsForbidden(c.Create(t.Context(), configMap.DeepCopy()))).To(BeTrue())
+	}, func(g Gomega) {
+		kubectl(g, "create", "role", "writer", "-n", deployment.TenantNamespace, "--verb=create", "--resource=configmaps")
+		kubectl(g, "create", "rolebinding", "writer", "-n", deployment.TenantNamespace, "--role=writer",
+			"--serviceaccount="+deployment.TenantNamespace+":blue")
+		c, err := cc.GetClient(t.Context(), blue)
+		g.Expect(err).NotTo(HaveOccurred())
+		g.Eventually(func() error { return c.Create(t.Context(), configMap.DeepCopy()) }).WithTimeout(patience).Should(Succeed())
 	})
 	p.fires(t, "LatchkeyInformersFail", func(g Gomega) {
 		watch(g, "unknown", fields.OneTermEqualSelector("data.unknown", "a"), clustercache.EnqueueFor(blue))
-	}, func(Gomega) { cc.Unwatch(t.Context(), blue, "unknown") })
+	}, func(Gomega) { cc.Unwatch(t.Context(), blue, "unknown") }, "LatchkeyExtensionsDegraded")
 	p.fires(t, "LatchkeyHandlerPanics", func(g Gomega) {
 		watch(g, "panics", fields.OneTermEqualSelector("metadata.name", "bomb"), handler.Funcs{CreateFunc: func(
 			context.Context, event.CreateEvent, workqueue.TypedRateLimitingInterface[reconcile.Request]) {

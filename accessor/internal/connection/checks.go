@@ -2,6 +2,7 @@ package connection
 
 import (
 	"context"
+	"net/http"
 	"time"
 
 	"github.com/pkg/errors"
@@ -18,14 +19,21 @@ import (
 func (c *Connection) NoteReviews(answer *permissioncheck.Answer) {
 	now := time.Now()
 	for _, allowed := range answer.Allowed {
-		c.record.Granted(allowed)
+		c.Granted(allowed)
 	}
 	for _, missing := range answer.Missing {
 		c.record.Note(missing.Permission, true, now)
+		c.refusalsFor(http.StatusForbidden).Note(missing.Permission, now)
 	}
 	if len(answer.Missing) > 0 && c.refused != nil {
 		c.refused()
 	}
+}
+
+// Granted forgets that a permission was refused.
+func (c *Connection) Granted(p permissions.Permission) {
+	c.record.Granted(p)
+	c.refusals.Load().Served(p)
 }
 
 // Allowed returns which of the permissions the identity has by now. What was not answered within

@@ -61,10 +61,11 @@ type Connection struct {
 	httpClient *http.Client      // for requests that end
 	streams    *http.Client      // for watches: without a timeout
 	mapper     *targets.Mapper
-	requests   *Requests                  // of the extension; nil if they are not counted
-	record     *permissions.Record        // of the identity; set before publishing; nil for none
-	refused    func()                     // called when the record has a refusal; set with it
-	credential atomic.Pointer[Credential] // authenticates requests; replaced with its secret
+	requests   *Requests                            // of the extension; nil if they are not counted
+	record     *permissions.Record                  // of the identity; set before publishing; nil for none
+	refused    func()                               // called when the record has a refusal; set with it
+	refusals   atomic.Pointer[permissions.Refusals] // of controllers' requests; nil before the first
+	credential atomic.Pointer[Credential]           // authenticates requests; replaced with its secret
 
 	extensionUID  types.UID              // of the object that the connection was created for
 	objectVersion atomic.Pointer[string] // of that object; see MadeFor

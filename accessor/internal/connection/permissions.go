@@ -16,6 +16,15 @@ func (c *Connection) SetRecord(record *permissions.Record, refused func()) {
 	c.record, c.refused = record, refused
 }
 
+// notesPermissions reports whether answers with that status say something that is to be recorded.
+func (c *Connection) notesPermissions(status int) bool {
+	if c.record != nil || status == http.StatusForbidden {
+		return true
+	}
+	refusals := c.refusals.Load()
+	return refusals != nil && !refusals.IsEmpty()
+}
+
 // notePermission records what an answer says about the permission that its request needed.
 func (c *Connection) notePermission(req *http.Request, resp *http.Response, now time.Time) {
 	needed, ok := permissions.Of(req.Method, c.target.PathOf(req), req.URL.RawQuery)
@@ -26,9 +35,25 @@ func (c *Connection) notePermission(req *http.Request, resp *http.Response, now 
 	if resp.StatusCode == http.StatusForbidden && !needed.IsProxied() {
 		text = peek(resp)
 	}
+	if !permissions.IsByInformer(req.Context()) { // else the state of the scope says it
+		c.refusalsFor(resp.StatusCode).NoteAnswer(needed, resp.StatusCode, text, now)
+	}
 	if c.record.NoteAnswer(needed, resp.StatusCode, text, now) && c.refused != nil {
 		c.refused()
 	}
+}
+
+// refusalsFor returns where refusals are noted, nil before the first one.
+func (c *Connection) refusalsFor(status int) *permissions.Refusals {
+	if status == http.StatusForbidden && c.refusals.Load() == nil {
+		c.refusals.CompareAndSwap(nil, new(permissions.Refusals))
+	}
+	return c.refusals.Load()
+}
+
+// RefusedLately returns what controllers' requests were refused lately, and not granted since.
+func (c *Connection) RefusedLately(now time.Time) []permissions.Refused {
+	return c.refusals.Load().Lately(now)
 }
 
 // peek returns the beginning of an answer, which stays as it is.

@@ -124,7 +124,7 @@ func (r observingRoundTripper) RoundTrip(req *http.Request) (*http.Response, err
 		return resp, err
 	}
 	now := time.Now()
-	if r.conn.record != nil {
+	if r.conn.notesPermissions(resp.StatusCode) {
 		r.conn.notePermission(req, resp, now)
 	}
 	switch {

@@ -84,6 +84,9 @@ func (s rotating) reportRotationError(cause error) {
 	if s.rotationErr != nil && s.rotationErr.Error() == cause.Error() {
 		return
 	}
+	if s.rotationErr == nil {
+		s.rotationErrSince = s.now
+	}
 	s.rotationErr = cause
 	s.notify()
 	s.emit(Record{Counter: Rotations, Result: "NotUsed"})

@@ -71,8 +71,15 @@ func TestConnected(t *testing.T) {
 	// Whom a server of a tenant reports is no subject of roles, whatever it says.
 	refused.Status.Source, refused.Status.Target = "secret b/kubeconfig", "https://remote"
 	g.Expect(explain(refused, nil, now)).To(HaveSuffix("\nGrant it there, at https://remote.\n"))
-	c.Status.Message = "the newest credential is refused"
-	g.Expect(explain(c, nil, now)).NotTo(ContainSubstring("may read all"))
+	c.Status.State, c.Status.Reason, c.Status.Message = "Degraded", "CredentialNotUsed", "the newest one expired"
+	c.Status.Problems = []v1alpha1.Problem{{Reason: "CredentialNotUsed", Message: "the newest one expired"},
+		{Reason: "RequestsRefused", Message: "may not create pods"},
+		{Reason: "KindsNotServed", Message: "Thing", Muted: true}}
+	g.Expect(explain(c, nil, now)).To(And(Not(ContainSubstring("may read all")),
+		ContainSubstring("\nReason:     CredentialNotUsed\nMessage:    the newest one expired\n"),
+		ContainSubstring("\nWhat to do: Correct the Secret"),
+		MatchRegexp(`\nAlso: +RequestsRefused: may not create pods\n +Grant the ServiceAccount .*\n`+
+			`Also: +KindsNotServed: Thing \(muted\)\n +Install`)))
 }
 
 // mapper knows some kinds.

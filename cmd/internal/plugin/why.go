@@ -39,7 +39,10 @@ func explain(c *v1alpha1.Connection, scopes []v1alpha1.Scope, now time.Time) str
 	var out strings.Builder
 	line := func(name, value string) {
 		if value = strings.Join(strings.Fields(value), " "); value != "" {
-			fmt.Fprintf(&out, "%-12s%s\n", name+":", value)
+			if name != "" {
+				name += ":"
+			}
+			fmt.Fprintf(&out, "%-12s%s\n", name, value)
 		}
 	}
 	status := &c.Status
@@ -61,6 +64,17 @@ func explain(c *v1alpha1.Connection, scopes []v1alpha1.Scope, now time.Time) str
 		line("Probes", fmt.Sprintf("%d failed in a row: %s", status.Probe.Failures, status.Probe.Error))
 	}
 	line("What to do", advice.For(status.Reason))
+	for _, problem := range status.Problems {
+		if problem.Reason == status.Reason && !problem.Muted {
+			continue // it is above
+		}
+		text := problem.Reason + ": " + problem.Message
+		if problem.Muted {
+			text += " (muted)"
+		}
+		line("Also", text)
+		line("", advice.For(problem.Reason))
+	}
 	if len(scopes) > 0 {
 		fmt.Fprintf(&out, "\nIt cannot read %d of its %d scopes:\n", len(scopes), status.Scopes)
 	}
@@ -83,7 +97,7 @@ func explain(c *v1alpha1.Connection, scopes []v1alpha1.Scope, now time.Time) str
 		fmt.Fprintf(&out, "\n\"%s --missing\" prints roles that would allow it.\n", commandOf(c))
 	case lacks:
 		fmt.Fprintf(&out, "\nGrant it there, at %s.\n", status.Target)
-	case len(scopes) == 0 && status.State == v1alpha1.StateConnected && status.Message == "":
+	case len(scopes) == 0 && status.State == v1alpha1.StateConnected && len(status.Problems) == 0:
 		out.WriteString("\nIt is connected, and may read all that is asked for.\n")
 	}
 	return out.String()

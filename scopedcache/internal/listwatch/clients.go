@@ -18,6 +18,8 @@ import (
 	toolscache "k8s.io/client-go/tools/cache"
 	"k8s.io/client-go/util/flowcontrol"
 	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/latchkey-dev/latchkey/internal/permissions"
 )
 
 // Clients lists and watches kinds in each representation, as one identity. A client exists only
@@ -127,14 +129,14 @@ type requests struct {
 // ListWithContext implements toolscache.ListerWithContext.
 func (r requests) ListWithContext(ctx context.Context, options metav1.ListOptions) (runtime.Object, error) {
 	options.LabelSelector, options.FieldSelector = r.labels, r.fields
-	return r.list(ctx, options)
+	return r.list(permissions.ByInformer(ctx), options)
 }
 
 // WatchWithContext implements toolscache.WatcherWithContext.
 func (r requests) WatchWithContext(ctx context.Context, options metav1.ListOptions) (watch.Interface, error) {
 	options.LabelSelector, options.FieldSelector = r.labels, r.fields
 	options.Watch, options.AllowWatchBookmarks = true, r.bookmarks
-	return watchOf(ctx, r.collection, options, r.observer)
+	return watchOf(permissions.ByInformer(ctx), r.collection, options, r.observer)
 }
 
 // IsWatchListSemanticsUnSupported makes client-go list, and not stream lists, if there are no

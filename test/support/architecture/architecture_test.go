@@ -16,6 +16,7 @@ import (
 	. "github.com/onsi/gomega"
 
 	"github.com/latchkey-dev/latchkey/internal/advice"
+	"github.com/latchkey-dev/latchkey/internal/degraded"
 )
 
 const module = "github.com/latchkey-dev/latchkey"
@@ -358,6 +359,16 @@ func TestOperationsPageListsEveryReason(t *testing.T) {
 	}
 	_, table, _ := strings.Cut(string(page), "## Reasons")
 	table, _, _ = strings.Cut(table, "## Metrics")
+	table, degradedTable, _ := strings.Cut(table, "### Degraded")
+	var degradedReasons []string
+	for _, reason := range degraded.Reasons {
+		degradedReasons = append(degradedReasons, string(reason))
+	}
+	g.Expect(first(regexp.MustCompile("(?m)^\\| `([A-Za-z]+)` \\|").FindAllStringSubmatch(degradedTable, -1))).
+		To(Equal(degradedReasons), "the worst first")
+	for _, reason := range degradedReasons {
+		g.Expect(advice.For(reason)).NotTo(BeEmpty(), reason)
+	}
 	reasons := first(regexp.MustCompile(`Reason = "([A-Za-z]+)"`).FindAllStringSubmatch(string(code), -1))
 	g.Expect(reasons).NotTo(BeEmpty())
 	g.Expect(first(regexp.MustCompile("(?m)^\\| `([A-Za-z]+)` \\|").FindAllStringSubmatch(table, -1))).To(Equal(reasons))
