@@ -143,6 +143,7 @@ test: controlplane ## all tests of all modules: unit tests with the race detecto
 		$(addprefix run/,$(FIRST) $(filter-out test/e2e $(FIRST),$(STARTING)) explorations conformance $(CLUSTERAPI))
 	go test -p 1 -timeout 20m -run '$(ALONE)' ./test/e2e ./test/e2e/replicas
 	go test -C $(CONTROLPLANE) -race .
+	go test -C $(BENCH) ./internal/report
 
 run/test/e2e-1:
 	@go test -timeout 20m -run '$(E2E_1)' ./test/e2e
