@@ -1,5 +1,6 @@
 // Command terminalpicture draws the demo's output, from standard input, as a terminal in an SVG
-// file on standard output. The Makefile runs terminalpicture to draw docs/run.svg.
+// file on standard output. The Makefile runs terminalpicture to draw docs/run.svg. Lines that are
+// longer than the terminal is wide go on below.
 package main
 
 import (
@@ -23,6 +24,8 @@ const (
 	lineHeight = 17
 	margin     = 18
 	width      = columns*7.25 + 2*margin
+	// continuation is how far the further rows of most lines are indented.
+	continuation = 2
 )
 
 // colors are those of the first word of a line.
@@ -44,32 +47,64 @@ func draw(in io.Reader, out io.Writer) error {
 		return fmt.Errorf("the input has no headline of the demo: run \"make run ONCE=1\" into it")
 	}
 	lines = append([]string{"$ make run"}, lines...)
-	height := len(lines)*lineHeight + 2*margin
+	var rows []row
+	for _, line := range lines {
+		rows = append(rows, rowsOf(line)...)
+	}
+	height := len(rows)*lineHeight + 2*margin
 	w := bufio.NewWriter(out)
 	fmt.Fprintf(w, `<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 %.0f %d" role="img" aria-label="make run">`+"\n",
 		width, height)
 	fmt.Fprintln(w, `<rect width="100%" height="100%" rx="8" fill="#0d1117"/>`)
 	fmt.Fprintln(w,
 		`<g font-family="ui-monospace, SFMono-Regular, Menlo, Consolas, monospace" font-size="12" fill="#e6edf3">`)
-	for i, line := range lines {
-		color := ""
-		if words := strings.Fields(line); len(words) > 0 && colors[words[0]] != "" {
-			color = fmt.Sprintf(` fill="%s"`, colors[words[0]])
-		} else if strings.HasPrefix(line, "[") {
-			color = ` font-weight="bold"`
-		}
+	for i, r := range rows {
 		fmt.Fprintf(w, `<text x="%d" y="%d" xml:space="preserve"%s>%s</text>`+"\n", margin, margin+(i+1)*lineHeight-5,
-			color,
-			html.EscapeString(cut(line)))
+			r.style, html.EscapeString(r.text))
 	}
 	fmt.Fprintln(w, "</g>\n</svg>")
 	return w.Flush()
 }
 
-// cut cuts a line that is longer than the terminal is wide.
-func cut(line string) string {
-	if runes := []rune(line); len(runes) > columns {
-		return string(runes[:columns-1]) + "…"
+// row is a row of the terminal.
+type row struct{ text, style string }
+
+// rowsOf returns the rows of a line, all in the style of the line.
+func rowsOf(line string) (rows []row) {
+	style, indent := "", continuation
+	words := strings.Fields(line)
+	switch {
+	case len(words) > 0 && colors[words[0]] != "":
+		style = fmt.Sprintf(` fill="%s"`, colors[words[0]])
+		if len(words) > 1 {
+			_, after, _ := strings.Cut(line, words[0])
+			indent = len(line) - len(strings.TrimLeft(after, " ")) // below the second word
+		}
+	case strings.HasPrefix(line, "["):
+		style = ` font-weight="bold"`
 	}
-	return line
+	for _, text := range wrap(line, indent) {
+		rows = append(rows, row{text, style})
+	}
+	return rows
+}
+
+// wrap breaks a line that is longer than the terminal is wide, between words where it can. What
+// follows is indented.
+func wrap(line string, indent int) (lines []string) {
+	runes := []rune(line)
+	start := indent // of the text of a row
+	for len(runes) > columns {
+		end := columns
+		for i := columns; i > start; i-- {
+			if runes[i] == ' ' {
+				end = i
+				break
+			}
+		}
+		lines = append(lines, strings.TrimRight(string(runes[:end]), " "))
+		rest := strings.TrimLeft(string(runes[end:]), " ")
+		runes, start = []rune(strings.Repeat(" ", indent)+rest), indent
+	}
+	return append(lines, string(runes))
 }
