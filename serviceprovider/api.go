@@ -73,6 +73,13 @@ type SecretWatcher[C Config] interface {
 	IsReferencedSecret(ctx context.Context, secret *corev1.Secret, config C) bool
 }
 
+// ConfigMapWatcher is SecretWatcher for ConfigMaps; see APIReconcilerBuilder.ConfigMapNamespace. A
+// Reconciler may implement both.
+type ConfigMapWatcher[C Config] interface {
+	// IsReferencedConfigMap is SecretWatcher.IsReferencedSecret for a ConfigMap.
+	IsReferencedConfigMap(ctx context.Context, configMap *corev1.ConfigMap, config C) bool
+}
+
 // ClusterContext has the clusters of one API object.
 type ClusterContext struct {
 	// MCPCluster is the tenant's control plane.

@@ -11,22 +11,23 @@ import (
 )
 
 // APIReconcilerBuilder builds an APIReconciler. All but ProviderConfig, SecretNamespace,
-// WorkloadCluster and ControllerOptions are required.
+// ConfigMapNamespace, WorkloadCluster and ControllerOptions are required.
 type APIReconcilerBuilder[T API, C Config] struct {
 	settings apiSettings[T, C]
 }
 
 // apiSettings is what a builder collects.
 type apiSettings[T API, C Config] struct {
-	empty           func() T
-	config          *C
-	onboarding      cluster.Cluster
-	platform        cluster.Cluster
-	access          ClusterAccessProvider
-	workload        bool
-	secretNamespace string
-	reconciler      Reconciler[T, C]
-	options         controller.Options
+	empty              func() T
+	config             *C
+	onboarding         cluster.Cluster
+	platform           cluster.Cluster
+	access             ClusterAccessProvider
+	workload           bool
+	secretNamespace    string
+	configMapNamespace string
+	reconciler         Reconciler[T, C]
+	options            controller.Options
 }
 
 // NewAPIReconcilerBuilder returns a builder.
@@ -54,7 +55,8 @@ func (b *APIReconcilerBuilder[T, C]) OnboardingCluster(onboarding cluster.Cluste
 	return b
 }
 
-// PlatformCluster sets the cluster that has the Secrets of SecretNamespace.
+// PlatformCluster sets the cluster that has the Secrets of SecretNamespace, and the ConfigMaps of
+// ConfigMapNamespace.
 func (b *APIReconcilerBuilder[T, C]) PlatformCluster(platform cluster.Cluster) *APIReconcilerBuilder[T, C] {
 	b.settings.platform = platform
 	return b
@@ -80,6 +82,12 @@ func (b *APIReconcilerBuilder[T, C]) WorkloadCluster(wanted bool) *APIReconciler
 // no Secret is read.
 func (b *APIReconcilerBuilder[T, C]) SecretNamespace(namespace string) *APIReconcilerBuilder[T, C] {
 	b.settings.secretNamespace = namespace
+	return b
+}
+
+// ConfigMapNamespace is SecretNamespace for the Reconciler's ConfigMapWatcher, and configmaps.
+func (b *APIReconcilerBuilder[T, C]) ConfigMapNamespace(namespace string) *APIReconcilerBuilder[T, C] {
+	b.settings.configMapNamespace = namespace
 	return b
 }
 

@@ -34,11 +34,14 @@
 // The status of an order has the condition [ServiceProviderConditionReady] and a phase:
 // [StatusPhaseReady], [StatusPhaseProgressing] or [StatusPhaseTerminating]. The author reports with
 // [StatusReady] and [StatusProgressing] ([ReasonReady], [ReasonReconciling],
-// [ReasonReconcileError]), and in Delete also with [StatusTerminating] ([ReasonTerminating]). The
-// runtime reports what it waits for: the config ([ReasonProviderConfigMissing],
-// [ReasonProviderConfigDeleting]), access ([ReasonAccessPending], [ReasonAccessDenied],
-// [ReasonAccessConflict], [ReasonAccessError], [ReasonAccessLost], [ReasonAccessDeleting]), or a
-// connection (the reasons of package clustercache).
+// [ReasonReconcileError]), and in Delete also with [StatusTerminating] ([ReasonTerminating]) and
+// [StatusTerminatingWithReason]. The runtime reports what it waits for: the config
+// ([ReasonProviderConfigMissing], [ReasonProviderConfigDeleting]), access ([ReasonAccessPending],
+// [ReasonAccessDenied], [ReasonAccessConflict], [ReasonAccessError], [ReasonAccessLost],
+// [ReasonAccessDeleting]), or a connection (the reasons of package clustercache).
+//
+// A Reconciler that depends on Secrets or ConfigMaps of the platform cluster is also a
+// [SecretWatcher] or a [ConfigMapWatcher].
 //
 // People set [OperationAnnotation] (to [OperationIgnore] or [OperationReconcile]) and
 // [OrphanAnnotation] on an order. Callers of a [ClusterAccessProvider] compare its errors with

@@ -7,9 +7,7 @@ import (
 	"slices"
 	"time"
 
-	"github.com/go-logr/logr"
 	"github.com/pkg/errors"
-	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/util/workqueue"
@@ -24,9 +22,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 	"sigs.k8s.io/controller-runtime/pkg/source"
 
-	"github.com/latchkey-dev/latchkey/internal/hostcode"
 	"github.com/latchkey-dev/latchkey/internal/objectlist"
-	"github.com/latchkey-dev/latchkey/scopedcache"
 )
 
 // workers is the default of MaxConcurrentReconciles: a tenant's server that hangs delays only those
@@ -74,20 +70,19 @@ func (r *APIReconciler[T, C]) SetupWithManager(mgr ctrl.Manager, name string,
 		}
 		sources = append(sources, builtIn.sources()...)
 	}
-	if watcher, ok := r.settings.reconciler.(SecretWatcher[C]); ok && r.settings.secretNamespace != "" {
-		secrets, err := r.secrets(mgr)
+	for _, kind := range r.platformKinds() {
+		src, err := kind.source(mgr, r.settings.platform, all)
 		if err != nil {
-			return errors.Wrap(err, "preparing to watch Secrets")
+			return errors.Wrapf(err, "preparing to watch the objects of %s", kind.option)
 		}
-		sources = append(sources, source.Kind(secrets, client.Object(&corev1.Secret{}),
-			all.when(func(ctx context.Context, object client.Object) bool {
-				return r.isReferenced(ctx, watcher, object.(*corev1.Secret))
-			})))
-	}
-	if isWatcher := isSecretWatcher(r.settings.reconciler); isWatcher != (r.settings.secretNamespace != "") {
-		mgr.GetLogger().Info("No Secrets are watched: that needs a SecretNamespace, and a Reconciler that implements "+
-			"SecretWatcher for the type of the config", "controller", name, "secretNamespace", r.settings.secretNamespace,
-			"isSecretWatcher", isWatcher)
+		if src != nil {
+			sources = append(sources, src)
+		}
+		if isWatcher := kind.isReferenced != nil; isWatcher != (kind.namespace != "") {
+			mgr.GetLogger().Info("Objects of the platform cluster are not watched: that needs a namespace, and a Reconciler "+
+				"that implements the interface for the type of the config", "controller", name, "option", kind.option,
+				"namespace", kind.namespace, "interface", kind.watcher, "isImplemented", isWatcher)
+		}
 	}
 	for _, src := range sources {
 		if err := c.Watch(src); err != nil {
@@ -95,12 +90,6 @@ func (r *APIReconciler[T, C]) SetupWithManager(mgr ctrl.Manager, name string,
 		}
 	}
 	return nil
-}
-
-// isSecretWatcher reports whether the author's Reconciler is a SecretWatcher.
-func isSecretWatcher[T API, C Config](reconciler Reconciler[T, C]) bool {
-	_, ok := reconciler.(SecretWatcher[C])
-	return ok
 }
 
 type queue = workqueue.TypedRateLimitingInterface[reconcile.Request]
@@ -167,39 +156,6 @@ func (r *APIReconciler[T, C]) takeConfig(ctx context.Context, e event.GenericEve
 	}
 	r.current.set(config.DeepCopyObject().(C), true)
 	return true
-}
-
-// secrets returns a cache of the Secrets in the SecretNamespace, and of nothing else.
-func (r *APIReconciler[T, C]) secrets(mgr ctrl.Manager) (cache.Cache, error) {
-	scheme := runtime.NewScheme()
-	if err := corev1.AddToScheme(scheme); err != nil {
-		return nil, err
-	}
-	secrets, err := scopedcache.New(r.settings.platform.GetConfig(), cache.Options{
-		HTTPClient:        r.settings.platform.GetHTTPClient(),
-		Mapper:            r.settings.platform.GetRESTMapper(),
-		Scheme:            scheme,
-		DefaultNamespaces: map[string]cache.Config{r.settings.secretNamespace: {}},
-	})
-	if err != nil {
-		return nil, err
-	}
-	return secrets, mgr.Add(secrets)
-}
-
-// isReferenced calls the author's IsReferencedSecret. A panic counts as yes: to reconcile once too
-// often does no harm.
-func (r *APIReconciler[T, C]) isReferenced(ctx context.Context, watcher SecretWatcher[C],
-	secret *corev1.Secret) (referenced bool) {
-	logger := func() logr.Logger {
-		return ctrl.LoggerFrom(ctx).WithValues("namespace", secret.Namespace, "name", secret.Name)
-	}
-	err := hostcode.Caller{Logger: logger}.Call("IsReferencedSecret", func() error {
-		config, _, _ := r.current.get()
-		referenced = watcher.IsReferencedSecret(ctx, secret, config)
-		return nil
-	})
-	return referenced || err != nil
 }
 
 // enqueueAll requests a reconcile of every API object.

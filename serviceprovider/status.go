@@ -68,7 +68,13 @@ func StatusReady(obj API) {
 // StatusTerminating reports that the service is being removed. StatusTerminating also sets the
 // observed generation.
 func StatusTerminating(obj API) {
-	setStatus(obj, StatusPhaseTerminating, metav1.ConditionFalse, ReasonTerminating, "the service is being removed")
+	StatusTerminatingWithReason(obj, ReasonTerminating, "the service is being removed")
+}
+
+// StatusTerminatingWithReason is StatusTerminating with what the removal waits for. Reason is one
+// word in CamelCase.
+func StatusTerminatingWithReason(obj API, reason, message string) {
+	setStatus(obj, StatusPhaseTerminating, metav1.ConditionFalse, reason, message)
 }
 
 func setStatus(obj API, phase string, status metav1.ConditionStatus, reason, message string) {

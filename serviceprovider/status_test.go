@@ -51,6 +51,10 @@ func TestStatusFunctions(t *testing.T) {
 	g.Expect(a.shown()).To(Equal("Ready True Ready"))
 	StatusTerminating(a)
 	g.Expect(a.shown()).To(Equal("Terminating False Terminating"))
+	StatusTerminatingWithReason(a, "Draining", "3 of 5 are left")
+	g.Expect(a.shown()).To(Equal("Terminating False Draining"))
+	g.Expect(ready(a).Message).To(Equal("3 of 5 are left"))
+	g.Expect(a.Status.ObservedGeneration).To(Equal(int64(7)))
 	g.Expect(a.Status.Conditions).To(HaveLen(1))
 }
 

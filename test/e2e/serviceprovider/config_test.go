@@ -155,3 +155,43 @@ func TestSecretWatcher(t *testing.T) {
 		g.Expect(request.ObjectRef.Namespace).NotTo(BeEmpty(), "no list of all Secrets")
 	}
 }
+
+func TestConfigMapWatcher(t *testing.T) {
+	g := NewWithT(t)
+	const namespace, role = "provider-configmaps", "configmap-watcher"
+	g.Expect(client.IgnoreAlreadyExists(platform.Create(t.Context(),
+		&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: namespace}}))).To(Succeed())
+	_, err := platform.cp.Kubectl(t.Context(), "create", "clusterrole", role, "--verb=list,watch", "--resource=configmaps")
+	g.Expect(err).NotTo(HaveOccurred())
+	t.Cleanup(func() {
+		_, err := platform.cp.Kubectl(context.Background(), "delete", "clusterrole", role)
+		g.Expect(err).NotTo(HaveOccurred())
+	})
+	name := newName(t)
+	g.Expect(grantUser(t.Context(), platform, role, name)).To(Succeed())
+	s := &service[*v1alpha1.Mailbox]{}
+	startAs(t, name, s, func(o *options) {
+		o.configMapNamespace = namespace
+		o.isReferencedConfigMap = func(configMap *corev1.ConfigMap, config *v1alpha1.ProviderConfig) bool {
+			return config != nil && configMap.Name == "defaults"
+		}
+	})
+	m := order(t, "configmap")
+	isReady(t, m)
+	before := s.settled(t, "createOrUpdate", m)
+	other := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: "other"}}
+	referenced := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: "defaults"}}
+	t.Cleanup(func() {
+		for _, configMap := range []*corev1.ConfigMap{other, referenced} {
+			g.Expect(client.IgnoreNotFound(platform.Delete(context.Background(), configMap))).To(Succeed())
+		}
+	})
+	g.Expect(platform.Create(t.Context(), other)).To(Succeed())
+	barrier(t, "configmap")
+	g.Expect(s.count("createOrUpdate", m)).To(Equal(before), "another ConfigMap")
+	g.Expect(platform.Create(t.Context(), referenced)).To(Succeed())
+	eventually(t, func() int { return s.count("createOrUpdate", m) }).Should(BeNumerically(">", before))
+	requests := sent(t, platform, name, "", "configmaps", "")
+	g.Expect(requests).NotTo(BeEmpty())
+	g.Expect(requests).To(HaveEach(HaveField("ObjectRef.Namespace", namespace)), "no list of all ConfigMaps")
+}

@@ -109,12 +109,14 @@ func content(name string) *corev1.ConfigMap {
 
 // options of a provider under test.
 type options struct {
-	access          sp.AccessOptions             // MCP defaults to everything
-	config          *v1alpha1.ProviderConfigSpec // nil for none; written before the provider starts
-	wrap            func(sp.ClusterAccessProvider) sp.ClusterAccessProvider
-	secretNamespace string
-	isReferenced    func(*corev1.Secret, *v1alpha1.ProviderConfig) bool // nil for no SecretWatcher
-	checkNames      bool                                                // whether names must be unique in the process
+	access                sp.AccessOptions             // MCP defaults to everything
+	config                *v1alpha1.ProviderConfigSpec // nil for none; written before the provider starts
+	wrap                  func(sp.ClusterAccessProvider) sp.ClusterAccessProvider
+	secretNamespace       string
+	isReferenced          func(*corev1.Secret, *v1alpha1.ProviderConfig) bool // nil without a secretNamespace
+	configMapNamespace    string
+	isReferencedConfigMap func(*corev1.ConfigMap, *v1alpha1.ProviderConfig) bool // nil without a configMapNamespace
+	checkNames            bool                                                   // names must be unique in the process
 }
 
 // process is a running provider.
@@ -127,15 +129,21 @@ type process struct {
 	before   []goleak.Option
 }
 
-// watchingService is a service that also depends on Secrets.
+// watchingService is a service that also depends on Secrets or ConfigMaps.
 type watchingService[T sp.API] struct {
 	*service[T]
-	isReferenced func(*corev1.Secret, *v1alpha1.ProviderConfig) bool
+	isReferenced          func(*corev1.Secret, *v1alpha1.ProviderConfig) bool
+	isReferencedConfigMap func(*corev1.ConfigMap, *v1alpha1.ProviderConfig) bool
 }
 
 func (s *watchingService[T]) IsReferencedSecret(_ context.Context, secret *corev1.Secret,
 	config *v1alpha1.ProviderConfig) bool {
 	return s.isReferenced(secret, config)
+}
+
+func (s *watchingService[T]) IsReferencedConfigMap(_ context.Context, configMap *corev1.ConfigMap,
+	config *v1alpha1.ProviderConfig) bool {
+	return s.isReferencedConfigMap(configMap, config)
 }
 
 // providers counts the providers of this run, so that each has a name of its own.
@@ -245,13 +253,18 @@ func add[T sp.API](t *testing.T, p *process, name string, empty func() T, s *ser
 		PlatformCluster(p.platform).ProviderName(name).UpdateChannel(updates).ControllerOptions(unnamed).
 		MustBuild().SetupWithManager(p.mgr)).To(Succeed())
 	var reconciler sp.Reconciler[T, *v1alpha1.ProviderConfig] = s
-	if o.isReferenced != nil {
-		reconciler = &watchingService[T]{service: s, isReferenced: o.isReferenced}
+	if o.isReferenced != nil || o.isReferencedConfigMap != nil {
+		reconciler = &watchingService[T]{
+			service:               s,
+			isReferenced:          o.isReferenced,
+			isReferencedConfigMap: o.isReferencedConfigMap,
+		}
 	}
 	g.Expect(sp.NewAPIReconcilerBuilder[T, *v1alpha1.ProviderConfig]().
 		EmptyObjectProvider(empty).OnboardingCluster(p.mgr).PlatformCluster(p.platform).
 		ClusterAccessReconciler(access).WorkloadCluster(!isZero(o.access.Workload)).SecretNamespace(o.secretNamespace).
-		Reconciler(reconciler).ControllerOptions(unnamed).MustBuild().SetupWithManager(p.mgr, name, updates)).To(Succeed())
+		ConfigMapNamespace(o.configMapNamespace).Reconciler(reconciler).ControllerOptions(unnamed).
+		MustBuild().SetupWithManager(p.mgr, name, updates)).To(Succeed())
 }
 
 func isZero(a sp.Access) bool { return len(a.Permissions)+len(a.RoleRefs) == 0 }
