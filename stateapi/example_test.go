@@ -1,12 +1,21 @@
 package stateapi_test
 
 import (
+	"context"
+	"fmt"
+	"net"
 	"net/netip"
 
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/client-go/rest"
 	ctrl "sigs.k8s.io/controller-runtime"
+	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/latchkey-dev/latchkey/clustercache"
 	"github.com/latchkey-dev/latchkey/stateapi"
+	"github.com/latchkey-dev/latchkey/stateapi/apiserver"
+	"github.com/latchkey-dev/latchkey/stateapi/v1alpha1"
 )
 
 func ExampleNew() {
@@ -22,4 +31,47 @@ func ExampleNew() {
 		return mgr.Add(api)
 	}
 	_ = serve
+}
+
+// A manager on the machine of the API server. The Service latchkey-state is an alias of localhost;
+// docs/stateapi.md has its YAML.
+func ExampleNew_outsideACluster() {
+	serve := func(mgr ctrl.Manager, connections clustercache.ClusterCache) error {
+		listener, err := net.Listen("tcp", "127.0.0.1:7443")
+		if err != nil {
+			return err
+		}
+		api, err := stateapi.New(connections, stateapi.Options{
+			Config:  mgr.GetConfig(),
+			Service: stateapi.ServiceOptions{Namespace: "latchkey-system", Name: "latchkey-state"},
+			Server:  apiserver.ExtensionAPIServerOptions{Listener: listener},
+		})
+		if err != nil {
+			return err
+		}
+		return mgr.Add(api)
+	}
+	_ = serve
+}
+
+// Another program reads which extensions are not connected, and why.
+func Example_client() {
+	show := func(ctx context.Context, config *rest.Config) error {
+		scheme := runtime.NewScheme()
+		scheme.AddKnownTypes(v1alpha1.GroupVersion, &v1alpha1.Connection{}, &v1alpha1.ConnectionList{})
+		metav1.AddToGroupVersion(scheme, v1alpha1.GroupVersion)
+		c, err := client.New(config, client.Options{Scheme: scheme})
+		if err != nil {
+			return err
+		}
+		broken := &v1alpha1.ConnectionList{}
+		if err := c.List(ctx, broken, client.MatchingFields{"status.state": v1alpha1.StateDisconnected}); err != nil {
+			return err
+		}
+		for _, connection := range broken.Items {
+			fmt.Println(connection.Name, connection.Status.Reason, connection.Status.Message)
+		}
+		return nil
+	}
+	_ = show
 }
