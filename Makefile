@@ -248,9 +248,9 @@ bench: bench-peers controlplane ## the benchmarks, with allocations, and the com
 	go test -run '^$$' -bench . ./test/e2e ./test/e2e/scopedcache
 
 .PHONY: bench-peers
-bench-peers: controlplane ## compares with Cluster API's clustercache and plain caches: 70 minutes, and continues where it was interrupted; QUICK=1: 5 minutes; SCENARIO=name: only that (idle_100k runs only so); PROFILES=folder: also heap profiles; REPORT=1: only reports
+bench-peers: $(if $(REPORT),,controlplane) ## compares with Cluster API's clustercache and plain caches: 70 minutes, and continues where it was interrupted; QUICK=1: 5 minutes; SCENARIO=name: only that (idle_100k runs only so); PROFILES=folder: also heap profiles; REPORT=1: only reports, and writes the tables of docs/benchmarks.md
 	@go build -C $(BENCH) -buildvcs=auto -o $(CURDIR)/bin/bench . && cd $(BENCH) && \
-		KUBEBUILDER_ASSETS="$$(cd .. && go run ./hack/controlplane)" \
+		$(if $(REPORT),,KUBEBUILDER_ASSETS="$$(cd .. && go run ./hack/controlplane)") \
 		$(CURDIR)/bin/bench $(if $(QUICK),-quick) $(if $(SCENARIO),-scenario $(SCENARIO)) $(if $(REPORT),-report) \
 		$(if $(PROFILES),-profiles $(abspath $(PROFILES)))
 

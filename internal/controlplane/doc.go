@@ -16,5 +16,5 @@
 //
 // RBAC is on, and the API server signs and verifies ServiceAccount tokens. The API server writes
 // every request to an audit log, with which tests prove which user sent which request. All programs
-// listen on loopback. A control plane takes about 3 s to be ready and 300 MB of memory.
+// listen on loopback. A control plane takes seconds to be ready.
 package controlplane
