@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 
@@ -44,6 +45,7 @@ func (d downloader) download(ctx context.Context, program, dir string, out io.Wr
 		return output(ctx, timeout, store, program, args...)
 	}
 	versions := assets.Minor() + ".x"
+	fmt.Fprintf(out, "Asking the index for versions, for %s at most\n", d.answerWithin)
 	available, err := run(d.answerWithin, "list", versions)
 	if err != nil {
 		return err
@@ -52,7 +54,15 @@ func (d downloader) download(ctx context.Context, program, dir string, out io.Wr
 		return fmt.Errorf("the index has none of Kubernetes %s for this platform", assets.Minor())
 	}
 	fmt.Fprintln(out, "Downloading it, about 60 MB")
+	ticker, stopped, ended := time.NewTicker(10*time.Second), make(chan struct{}), make(chan struct{})
+	go func() {
+		defer close(ended)
+		report(out, store, time.Now(), ticker.C, stopped)
+	}()
 	unpacked, err := run(d.patience, "use", versions, "--print", "path")
+	ticker.Stop()
+	close(stopped)
+	<-ended
 	if err != nil {
 		return err
 	}
@@ -71,6 +81,32 @@ func (d downloader) download(ctx context.Context, program, dir string, out io.Wr
 		return err
 	}
 	return nil
+}
+
+// report writes at each tick how much of a download is in a directory, until it is stopped.
+func report(out io.Writer, dir string, begun time.Time, ticks <-chan time.Time, stopped <-chan struct{}) {
+	for {
+		select {
+		case now := <-ticks:
+			size, unpacking := int64(0), false
+			_ = filepath.WalkDir(dir, func(_ string, entry os.DirEntry, err error) error { // files come and go
+				if err == nil && !entry.IsDir() {
+					if info, err := entry.Info(); err == nil {
+						size += info.Size()
+					}
+					unpacking = unpacking || slices.Contains(assets.Programs, entry.Name())
+				}
+				return nil
+			})
+			what := "downloaded"
+			if unpacking {
+				what = "downloaded and unpacked"
+			}
+			fmt.Fprintf(out, "%d MB %s (%s)\n", size/1e6, what, now.Sub(begun).Round(time.Second))
+		case <-stopped:
+			return
+		}
+	}
 }
 
 // sweep removes what downloads left behind that were killed more than an hour ago.

@@ -8,6 +8,7 @@
 package main
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"flag"
@@ -36,7 +37,7 @@ func main() {
 		build: build,
 		out:   os.Stderr,
 		setUp: func(ctx context.Context) (string, error) {
-			return setUpEnvtest(ctx, "tools", "bin/setup-envtest")
+			return setUpEnvtest(ctx, ".", "bin/setup-envtest")
 		},
 		download: downloader{index: os.Getenv(indexEnv), answerWithin: 10 * time.Second, patience: 5 * time.Minute},
 	}
@@ -59,7 +60,10 @@ type ensurer struct {
 
 // ensure returns the directory with the programs.
 func (e ensurer) ensure(ctx context.Context, withControllerManager bool) (string, error) {
-	dir, err := assets.Find()
+	dir, place, err := assets.Locate()
+	if err == nil {
+		fmt.Fprintf(e.out, "Control plane: from %s, %s\n", place, dir)
+	}
 	if errors.Is(err, assets.ErrMissing) && os.Getenv(assets.Env) == "" {
 		err = e.get(ctx)
 		if err == nil {
@@ -86,7 +90,9 @@ func (e ensurer) get(ctx context.Context) error {
 		return err
 	}
 	started := time.Now()
-	fmt.Fprintf(e.out, "Looking for a prebuilt control plane of Kubernetes %s (setup-envtest)\n", assets.Minor())
+	fmt.Fprintf(e.out, "Control plane: neither %s, setup-envtest's store, the cache nor $PATH has Kubernetes %s\n",
+		assets.Env, assets.Minor())
+	fmt.Fprintf(e.out, "Looking for a prebuilt one with setup-envtest, which is compiled first\n")
 	program, err := e.setUp(ctx)
 	if err == nil {
 		err = e.download.download(ctx, program, dir, e.out)
@@ -99,24 +105,32 @@ func (e ensurer) get(ctx context.Context) error {
 		return ctx.Err()
 	}
 	fmt.Fprintf(e.out, "No prebuilt control plane: %s\n", err)
-	fmt.Fprintf(e.out, "Building one instead, which takes about 5 minutes on 2 cores, once per machine\n")
+	fmt.Fprintf(e.out, "Building one instead, once per machine: it took about 5 minutes on 2 cores elsewhere\n")
 	if dir, err = assets.BuiltDir(); err != nil {
 		return err
 	}
 	return e.build(ctx, dir, assets.Programs...)
 }
 
-// setUpEnvtest builds setup-envtest, which the module in the folder tools pins, and returns its
-// file.
-func setUpEnvtest(ctx context.Context, tools, file string) (string, error) {
+// setUpEnvtest builds setup-envtest, which the module in the folder tools of the repository pins,
+// and returns its file.
+func setUpEnvtest(ctx context.Context, repository, file string) (string, error) {
 	file, err := filepath.Abs(file)
 	if err != nil {
 		return "", err
 	}
-	build := exec.CommandContext(ctx, "go", "build", "-C", tools, "-o", file,
-		"sigs.k8s.io/controller-runtime/tools/setup-envtest")
-	if out, err := build.CombinedOutput(); err != nil {
-		return "", fmt.Errorf("building setup-envtest: %w: %s", err, lastLine(string(out)))
+	tools, err := filepath.Abs(filepath.Join(repository, "tools"))
+	if err != nil {
+		return "", err
+	}
+	build := exec.CommandContext(ctx, "go", "run", "-C", filepath.Join(repository, "test", "controlplane"), "./gobuild",
+		"-C", tools, "-o", file, "sigs.k8s.io/controller-runtime/tools/setup-envtest")
+	var said bytes.Buffer
+	build.Stderr = io.MultiWriter(os.Stderr, &said)
+	build.Cancel = func() error { return build.Process.Signal(os.Interrupt) }
+	build.WaitDelay = 10 * time.Second
+	if err := build.Run(); err != nil {
+		return "", fmt.Errorf("building setup-envtest: %w: %s", err, lastLine(said.String()))
 	}
 	return file, nil
 }

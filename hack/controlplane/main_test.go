@@ -29,7 +29,7 @@ var setupEnvtest = sync.OnceValues(func() (string, error) {
 		return "", err
 	}
 	builtIn = dir
-	return setUpEnvtest(context.Background(), "../../tools", filepath.Join(dir, "setup-envtest"))
+	return setUpEnvtest(context.Background(), "../..", filepath.Join(dir, "setup-envtest"))
 })
 
 var builtIn string // the directory of setup-envtest, once it is built
@@ -57,6 +57,7 @@ func newMachine(t *testing.T, index string) *machine {
 	t.Setenv("XDG_DATA_HOME", filepath.Join(home, "data"))
 	t.Setenv("TMPDIR", t.TempDir())
 	t.Setenv(assets.Env, "")
+	t.Setenv("PATH", t.TempDir())
 	m := &machine{}
 	m.ensurer = ensurer{
 		setUp: func(context.Context) (string, error) { return program, nil },
@@ -136,7 +137,9 @@ func TestDownload(t *testing.T) {
 	g.Expect(assets.PrebuiltDir()).To(Equal(dir))
 	g.Expect(m.built).To(BeEmpty())
 	g.Expect(m.log.String()).To(ContainSubstring("Downloaded in"))
+	m.log.Reset()
 	g.Expect(m.ensure(t.Context(), true)).To(Equal(dir), "the download is there")
+	g.Expect(m.log.String()).To(Equal("Control plane: from the cache, " + dir + "\n"))
 	g.Expect(m.built).To(Equal([][]string{{assets.ControllerManager}}))
 	g.Expect(m.ensure(t.Context(), true)).To(Equal(dir))
 	g.Expect(m.built).To(HaveLen(1))
@@ -174,6 +177,27 @@ func TestBuildInstead(t *testing.T) {
 			nothingLeft(t)
 		})
 	}
+}
+
+// A download that takes long says how much is there.
+func TestReport(t *testing.T) {
+	g := NewWithT(t)
+	dir, begun := t.TempDir(), time.Unix(0, 0)
+	ticks, stopped, ended := make(chan time.Time), make(chan struct{}), make(chan struct{})
+	var out bytes.Buffer
+	go func() {
+		defer close(ended)
+		report(&out, dir, begun, ticks, stopped)
+	}()
+	g.Expect(os.WriteFile(filepath.Join(dir, "archive"), make([]byte, 3_100_000), 0o644)).To(Succeed())
+	ticks <- begun.Add(10 * time.Second)
+	ticks <- begun.Add(20 * time.Second) // the line before is written
+	write(t, filepath.Join(dir, "k8s"), "etcd")
+	ticks <- begun.Add(30 * time.Second)
+	close(stopped)
+	<-ended
+	g.Expect(out.String()).To(HavePrefix("3 MB downloaded (10s)\n3 MB downloaded"))
+	g.Expect(out.String()).To(HaveSuffix("3 MB downloaded and unpacked (30s)\n"))
 }
 
 // A person who stops the command does not want a build instead.

@@ -1,21 +1,20 @@
 package main
 
 import (
-	"bufio"
 	"context"
 	_ "embed"
 	"errors"
 	"fmt"
 	"io"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"regexp"
 	"strings"
-	"sync/atomic"
 	"time"
 
 	"github.com/gofrs/flock"
+
+	"github.com/latchkey-dev/latchkey/test/controlplane/compile"
 )
 
 // programs are the commands in cmd/, smallest first, so that a problem shows early.
@@ -30,7 +29,7 @@ var kubernetesVersion = regexp.MustCompile(`k8s\.io/kubernetes (v\S+)`).FindStri
 
 // builder makes a directory of programs. compile and now are replaced by tests.
 type builder struct {
-	compile func(ctx context.Context, program, file string, progress func(packages int)) error
+	compile func(ctx context.Context, program, file string, progress *compile.Progress) error
 	out     io.Writer
 	now     func() time.Time
 }
@@ -71,11 +70,11 @@ func (b builder) build(ctx context.Context, dst string, programs []string) (err 
 	defer os.RemoveAll(tmp) // gone already after the rename
 
 	fmt.Fprintf(b.out, "Building %s of Kubernetes %s from Go modules.\n", strings.Join(programs, ", "), kubernetesVersion)
-	fmt.Fprintf(b.out, "This happens once per machine and takes up to 5 minutes on 2 cores.\n")
+	fmt.Fprintf(b.out, "This happens once per machine and took up to 5 minutes on 2 cores elsewhere.\n")
 	start := b.now()
 	for i, program := range programs {
-		if err := b.buildOne(ctx, fmt.Sprintf("[%d/%d] %s", i+1, len(programs), program), program,
-			filepath.Join(tmp, program)); err != nil {
+		progress := compile.NewProgress(fmt.Sprintf("[%d/%d] %s", i+1, len(programs), program), b.out, b.now)
+		if err := b.compile(ctx, program, filepath.Join(tmp, program), progress); err != nil {
 			return fmt.Errorf("building %s: %w", program, err)
 		}
 	}
@@ -99,61 +98,15 @@ func (b builder) lock(ctx context.Context, lock *flock.Flock) error {
 	return err
 }
 
-func (b builder) buildOne(ctx context.Context, label, program, file string) error {
-	var packages atomic.Int64
-	start := b.now()
-	done := make(chan error, 1)
-	go func() {
-		done <- b.compile(ctx, program, file, func(n int) { packages.Store(int64(n)) })
-	}()
-	tick := time.NewTicker(10 * time.Second)
-	defer tick.Stop()
-	for {
-		select {
-		case err := <-done:
-			if err == nil {
-				fmt.Fprintf(b.out, "%s: done in %s\n", label, b.now().Sub(start).Round(time.Second))
-			}
-			return err
-		case <-tick.C:
-			fmt.Fprintf(b.out, "%s: %d packages compiled, %s\n", label, packages.Load(),
-				b.now().Sub(start).Round(time.Second))
-		}
-	}
-}
-
 // goBuild compiles cmd/<program> of this module. It runs in the module's directory, where "go run"
 // put us.
-func goBuild(ctx context.Context, program, file string, progress func(packages int)) error {
-	cmd := exec.CommandContext(ctx, "go", "build", "-v", "-trimpath",
-		"-ldflags", "-s -w -X k8s.io/component-base/version.gitVersion="+kubernetesVersion,
-		"-o", file, "./cmd/"+program)
-	cmd.Env = append(os.Environ(), "CGO_ENABLED=0", "GOWORK=off")
-	cmd.Cancel = func() error { return cmd.Process.Signal(os.Interrupt) }
-	cmd.WaitDelay = 10 * time.Second
-	stderr, err := cmd.StderrPipe()
-	if err != nil {
-		return err
-	}
-	if err := cmd.Start(); err != nil {
-		return err
-	}
-	// With -v the go command names each package it compiles on a line; what else it says is a
-	// download or an error.
-	var said []string
-	packages := 0
-	for lines := bufio.NewScanner(stderr); lines.Scan(); {
-		switch line := lines.Text(); {
-		case strings.HasPrefix(line, "go: downloading"):
-		case line != "" && !strings.ContainsAny(line, " :"):
-			packages++
-			progress(packages)
-		default:
-			said = append(said, line)
-		}
-	}
-	if err := cmd.Wait(); err != nil {
-		return errors.Join(err, errors.New(strings.Join(said, "\n")))
-	}
-	return nil
+func goBuild(ctx context.Context, program, file string, progress *compile.Progress) error {
+	return compile.Run(ctx, progress, compile.Program{
+		Dir:     ".",
+		Package: "./cmd/" + program,
+		File:    file,
+		Flags: []string{"-trimpath",
+			"-ldflags", "-s -w -X k8s.io/component-base/version.gitVersion=" + kubernetesVersion},
+		Env: []string{"CGO_ENABLED=0", "GOWORK=off"},
+	})
 }

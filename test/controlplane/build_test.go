@@ -12,6 +12,8 @@ import (
 	"sync/atomic"
 	"testing"
 	"time"
+
+	"github.com/latchkey-dev/latchkey/test/controlplane/compile"
 )
 
 // childEnv makes the test binary build into that directory and hang in the middle, for
@@ -20,7 +22,7 @@ const childEnv = "CONTROLPLANE_TEST_HANG_IN"
 
 func TestMain(m *testing.M) {
 	if dst := os.Getenv(childEnv); dst != "" {
-		b := newBuilder(func(_ context.Context, program, file string, _ func(int)) error {
+		b := newBuilder(func(_ context.Context, program, file string, _ *compile.Progress) error {
 			if err := os.WriteFile(file, []byte("half"), 0o755); err != nil || program == "a" {
 				return err
 			}
@@ -34,14 +36,16 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-func newBuilder(compile func(context.Context, string, string, func(int)) error) builder {
+func newBuilder(compile func(context.Context, string, string, *compile.Progress) error) builder {
 	return builder{compile: compile, out: &bytes.Buffer{}, now: time.Now}
 }
 
-func writes(count *atomic.Int32) func(context.Context, string, string, func(int)) error {
-	return func(_ context.Context, program, file string, progress func(int)) error {
+func writes(count *atomic.Int32) func(context.Context, string, string, *compile.Progress) error {
+	return func(_ context.Context, program, file string, progress *compile.Progress) error {
 		count.Add(1)
-		progress(1)
+		progress.Begin(1, 2)
+		progress.Compiles(program)
+		progress.Done()
 		return os.WriteFile(file, []byte(program), 0o755)
 	}
 }
@@ -86,7 +90,8 @@ func TestBuildOnce(t *testing.T) {
 	}
 	expectWhole(t, dst, "a", "b")
 	said := b.out.(*bytes.Buffer).String()
-	for _, progress := range []string{"once per machine", "[1/2] a: done", "[2/2] b: done"} {
+	for _, progress := range []string{"once per machine", "[1/2] a: packages to compile: 1",
+		"[2/2] b: done, packages compiled: 1"} {
 		if !strings.Contains(said, progress) {
 			t.Errorf("it did not say %q but %q", progress, said)
 		}
@@ -114,7 +119,7 @@ func TestConcurrentBuilds(t *testing.T) {
 func TestFailedBuildLeavesNothing(t *testing.T) {
 	dst := filepath.Join(t.TempDir(), "v1")
 	broken := errors.New("does not compile")
-	err := newBuilder(func(_ context.Context, program, file string, _ func(int)) error {
+	err := newBuilder(func(_ context.Context, program, file string, _ *compile.Progress) error {
 		if program == "b" {
 			return broken
 		}

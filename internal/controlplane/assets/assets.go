@@ -1,12 +1,15 @@
 package assets
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"runtime"
 	"strings"
+	"time"
 )
 
 // KubernetesVersion and EtcdVersion are the versions that test/controlplane builds; a test keeps
@@ -30,29 +33,42 @@ const ControllerManager = "kube-controller-manager"
 // nowhere on this machine.
 var ErrMissing = errors.New("control plane programs not found")
 
-// Find returns the first directory with all of Programs: $KUBEBUILDER_ASSETS if set, then the store
-// of setup-envtest, then the cache of this user that "make run" and "make controlplane" fill.
+// Find returns the directory that Locate finds.
+func Find() (string, error) {
+	dir, _, err := Locate()
+	return dir, err
+}
+
+// Locate returns the first directory with all of Programs, and what kind of place that is:
+// $KUBEBUILDER_ASSETS if set, then the store of setup-envtest, then the cache of this user that
+// "make run" and "make controlplane" fill, then a directory of $PATH whose kube-apiserver is of our
+// minor version.
 //
 // A $KUBEBUILDER_ASSETS that lacks a program is an error, because the user chose that directory.
-func Find() (string, error) {
+func Locate() (dir, place string, err error) {
 	if dir := os.Getenv(Env); dir != "" {
 		if missing := lacking(dir, Programs...); len(missing) > 0 {
-			return "",
+			return "", "",
 				fmt.Errorf("%w: %s=%s lacks %s; unset the variable and run \"make controlplane\" to get the programs",
 					ErrMissing, Env, dir, strings.Join(missing, ", "))
 		}
-		return dir, nil
+		return dir, Env, nil
 	}
 	cached, err := cacheDirs()
 	if err != nil {
-		return "", err
+		return "", "", err
 	}
-	for _, dir := range append(complete(envtestStore()), cached...) {
-		if len(lacking(dir, Programs...)) == 0 {
-			return dir, nil
+	for _, among := range []struct {
+		place string
+		dirs  []string
+	}{{"the store of setup-envtest", complete(envtestStore())}, {"the cache", cached}, {"$PATH", onPath()}} {
+		for _, dir := range among.dirs {
+			if len(lacking(dir, Programs...)) == 0 {
+				return dir, among.place, nil
+			}
 		}
 	}
-	return "", fmt.Errorf("%w: run \"make controlplane\" once, or set %s (it takes minutes, because "+
+	return "", "", fmt.Errorf("%w: run \"make controlplane\" once, or set %s (it takes minutes, because "+
 		"kube-controller-manager is always built)", ErrMissing, Env)
 }
 
@@ -136,6 +152,23 @@ func envtestStore() []string {
 func complete(store []string) (dirs []string) {
 	for _, dir := range store {
 		if info, err := os.Stat(dir); err == nil && info.Mode()&0o222 == 0 {
+			dirs = append(dirs, dir)
+		}
+	}
+	return dirs
+}
+
+// onPath returns the directories of $PATH that have all programs, if their kube-apiserver is of our
+// minor version.
+func onPath() (dirs []string) {
+	for _, dir := range filepath.SplitList(os.Getenv("PATH")) {
+		if !filepath.IsAbs(dir) || len(lacking(dir, Programs...)) > 0 {
+			continue
+		}
+		ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+		version, err := exec.CommandContext(ctx, filepath.Join(dir, "kube-apiserver"), "--version").Output()
+		cancel()
+		if err == nil && strings.HasPrefix(string(version), "Kubernetes v"+Minor()+".") {
 			dirs = append(dirs, dir)
 		}
 	}

@@ -27,6 +27,7 @@ func home(t *testing.T) string {
 	t.Setenv("XDG_CACHE_HOME", "")
 	t.Setenv("XDG_DATA_HOME", "")
 	t.Setenv(Env, "")
+	t.Setenv("PATH", filepath.Join(dir, "bin"))
 	return dir
 }
 
@@ -66,6 +67,35 @@ func TestFindInOrder(t *testing.T) {
 	_, err = Find()
 	g.Expect(err).To(MatchError(ContainSubstring("lacks kubectl")),
 		"the variable takes precedence even if its directory is incomplete")
+}
+
+// Programs on $PATH are used if no other place has them, and if their kube-apiserver says that it
+// is of our minor version.
+func TestLocateOnPath(t *testing.T) {
+	g := NewWithT(t)
+	dir := home(t)
+	bin := fill(t, filepath.Join(dir, "bin"), Programs...)
+	version := func(v string) {
+		g.Expect(os.WriteFile(filepath.Join(bin, "kube-apiserver"),
+			[]byte("#!/bin/sh\necho Kubernetes "+v+"\n"), 0o755)).To(Succeed())
+	}
+	version("v1.20.1")
+	_, _, err := Locate()
+	g.Expect(err).To(MatchError(ErrMissing))
+	version("v" + Minor() + ".0")
+	found, place, err := Locate()
+	g.Expect(err).NotTo(HaveOccurred())
+	g.Expect([]string{found, place}).To(Equal([]string{bin, "$PATH"}))
+	g.Expect(os.Remove(filepath.Join(bin, "kubectl"))).To(Succeed())
+	_, _, err = Locate()
+	g.Expect(err).To(MatchError(ErrMissing), "a program is missing")
+	fill(t, bin, "kubectl")
+	cached, err := BuiltDir()
+	g.Expect(err).NotTo(HaveOccurred())
+	fill(t, cached, Programs...)
+	found, place, err = Locate()
+	g.Expect(err).NotTo(HaveOccurred())
+	g.Expect([]string{found, place}).To(Equal([]string{cached, "the cache"}))
 }
 
 // kube-controller-manager may be beside the other programs, or in the cache, wherever those are.
