@@ -71,17 +71,14 @@ func TestGuidePermissions(t *testing.T) {
 			Not(MatchRegexp(`secrets|delete|\[\*\] `))))
 }
 
-// commandsOf returns the commands of each block of a page but the first, which is make run.
+// commandsOf returns the lines of each block of commands of a page but the first, which is
+// make run.
 func commandsOf(t *testing.T, page string) (parts [][]string) {
 	t.Helper()
 	text, err := os.ReadFile("../../docs/" + page)
 	NewWithT(t).Expect(err).NotTo(HaveOccurred())
-	for _, block := range regexp.MustCompile("(?s)```console\n(.*?)```").FindAllStringSubmatch(string(text), -1)[1:] {
-		var commands []string
-		for line := range strings.Lines(block[1]) {
-			commands = append(commands, strings.TrimPrefix(strings.TrimSpace(line), "$ "))
-		}
-		parts = append(parts, commands)
+	for _, block := range regexp.MustCompile("(?s)```console\n(.*?)\n```").FindAllStringSubmatch(string(text), -1)[1:] {
+		parts = append(parts, strings.Split(block[1], "\n"))
 	}
 	return parts
 }

@@ -110,12 +110,17 @@ func checkCommandsOfSecurityPage(t *testing.T, names *strings.Replacer) {
 	g := NewWithT(t)
 	page, err := os.ReadFile("../../docs/security.md")
 	g.Expect(err).NotTo(HaveOccurred())
-	commands := regexp.MustCompile(`(?m)^\$ kubectl (auth can-i .*)\n(yes|no)$`).FindAllStringSubmatch(string(page), -1)
+	blocks := regexp.MustCompile("(?s)```console\n(kubectl auth can-i .*?)\n```\n[^`]*```text\n(.*?)\n```").
+		FindAllStringSubmatch(string(page), -1)
+	g.Expect(blocks).To(HaveLen(1))
+	commands, answers := strings.Split(blocks[0][1], "\n"), strings.Split(blocks[0][2], "\n")
 	g.Expect(commands).To(HaveLen(4))
-	for _, command := range commands {
-		// kubectl exits with 1 if the answer is no
-		answer, _ := cp.Kubectl(t.Context(), strings.Fields(names.Replace(command[1]))...)
-		g.Expect(strings.TrimSpace(answer)).To(Equal(command[2]), command[1])
+	g.Expect(answers).To(HaveLen(4))
+	for i, command := range commands {
+		args := strings.Fields(names.Replace(command))
+		g.Expect(args[0]).To(Equal("kubectl"))
+		answer, _ := cp.Kubectl(t.Context(), args[1:]...) // kubectl exits with 1 if the answer is no
+		g.Expect(strings.TrimSpace(answer)).To(Equal(answers[i]), command)
 	}
 }
 

@@ -5,7 +5,7 @@
 //   - The page lists every module of its own, and links every design record.
 //   - Every package has a doc.go, with setup, usage and considerations in the public ones.
 //   - docs/operations.md has every reason.
-//   - The Go code of the README compiles, and every link of a page leads somewhere.
+//   - The Go code of the pages compiles, every link leads somewhere, and no block has a prompt.
 //   - Outside of the lifecycle machine nothing decides why an extension is not connected.
 //   - Comments are no wider than 100 columns.
 //

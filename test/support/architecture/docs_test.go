@@ -82,15 +82,15 @@ func TestSnippetsCompile(t *testing.T) {
 // command matches a command in running text.
 var command = regexp.MustCompile(`^(make|kubectl|go|latchkey|curl|git|jq) [a-z./-]`)
 
-// commandsOf returns the commands that a page tells people to run: lines of console blocks, and
-// code in the text. Of a command of several lines it returns the first.
+// commandsOf returns the commands that a page tells people to run: those of console blocks, and
+// code in the text. A line that is indented continues the command before: of a command of several
+// lines, commandsOf returns the first.
 func commandsOf(page string) (commands []string) {
 	comment := regexp.MustCompile(`\s+#.*`)
 	for _, block := range blocks(page, "console") {
 		for _, line := range strings.Split(block, "\n") {
-			prompted, isPrompted := strings.CutPrefix(line, "$ ")
-			if isPrompted || !strings.Contains(block, "$ ") {
-				commands = append(commands, strings.TrimSpace(comment.ReplaceAllString(prompted, "")))
+			if line != "" && !strings.HasPrefix(line, " ") {
+				commands = append(commands, comment.ReplaceAllString(line, ""))
 			}
 		}
 	}
@@ -101,6 +101,45 @@ func commandsOf(page string) (commands []string) {
 		}
 	}
 	return commands
+}
+
+func TestCommandsAreFound(t *testing.T) {
+	g := NewWithT(t)
+	page := "Run `make run`, or:\n\n```console\nmake test # all of it\njq -r '\n    .verb' audit.log\n\nkubectl get pods\n```\n" +
+		"\n```text\nyes\n```\n\n```sh\nls\n```\n"
+	g.Expect(commandsOf(page)).To(ConsistOf("make run", "make test", "jq -r '", "kubectl get pods"))
+}
+
+// prompts returns the lines of fenced blocks that begin with a prompt.
+func prompts(page string) (found []string) {
+	inBlock := false
+	for _, line := range strings.Split(page, "\n") {
+		line = strings.TrimLeft(line, " >")
+		switch {
+		case strings.HasPrefix(line, "```"):
+			inBlock = !inBlock
+		case inBlock && strings.HasPrefix(line, "$ "):
+			found = append(found, line)
+		}
+	}
+	return found
+}
+
+// Blocks are for copying: they have no prompts, and what commands print is in blocks of its own.
+func TestNoPrompts(t *testing.T) {
+	g := NewWithT(t)
+	for name, page := range pages(t) {
+		g.Expect(prompts(page)).To(BeEmpty(), "%s: leave out the prompt, and put the output into a text block", name)
+	}
+}
+
+func TestPromptsAreFound(t *testing.T) {
+	g := NewWithT(t)
+	g.Expect(prompts("$ not here\n```console\nls $ x\n```\n$ nor here")).To(BeEmpty())
+	for _, page := range []string{"```console\n$ ls\nfile\n```", "```\n$ ls\n```", "1. x\n\n   ```sh\n   $ ls\n   ```",
+		"> ```sh\n> $ ls\n> ```"} {
+		g.Expect(prompts(page)).To(HaveExactElements("$ ls"), page)
+	}
 }
 
 // Every command of every page is in the table, with the test that runs it, or the reason why none
