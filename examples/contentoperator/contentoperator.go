@@ -2,13 +2,14 @@ package contentoperator
 
 import (
 	"context"
+	"errors"
+	"fmt"
 	"io"
 	"slices"
 	"strings"
 	"sync"
 	"time"
 
-	"github.com/pkg/errors"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
@@ -143,7 +144,7 @@ func (r *reconciler) install(ctx context.Context, extension *unstructured.Unstru
 		return nil, err
 	}
 	if err := c.Get(ctx, client.ObjectKey{Namespace: namespace, Name: key.Name}, content); err != nil {
-		return nil, errors.WithMessage(err, "reading the content")
+		return nil, fmt.Errorf("reading the content: %w", err)
 	}
 	manifests, err := parse(content)
 	if err != nil {
@@ -169,7 +170,7 @@ func (r *reconciler) install(ctx context.Context, extension *unstructured.Unstru
 	for _, object := range manifests {
 		if err := c.Apply(ctx, client.ApplyConfigurationFromUnstructured(object), client.FieldOwner(name),
 			client.ForceOwnership); err != nil {
-			return permissions, errors.WithMessagef(err, "applying %s %s", object.GetKind(), object.GetName())
+			return permissions, fmt.Errorf("applying %s %s: %w", object.GetKind(), object.GetName(), err)
 		}
 		kind := &metav1.PartialObjectMetadata{} // enough to notice drift
 		kind.SetGroupVersionKind(object.GroupVersionKind())
@@ -200,7 +201,7 @@ func (r *reconciler) checkPermissions(ctx context.Context, connection clustercac
 	}
 	report, err := connection.CheckPermissions(ctx, check)
 	if err != nil {
-		return nil, errors.WithMessage(err, "checking the permissions")
+		return nil, fmt.Errorf("checking the permissions: %w", err)
 	}
 	return report, report.Err()
 }
@@ -241,13 +242,13 @@ func parse(content *corev1.ConfigMap) (manifests []*unstructured.Unstructured, e
 			if err := documents.Decode(&object.Object); errors.Is(err, io.EOF) {
 				break
 			} else if err != nil {
-				return nil, errors.Wrapf(err, "parsing key %s of the content", key)
+				return nil, fmt.Errorf("parsing key %s of the content: %w", key, err)
 			}
 			if len(object.Object) == 0 {
 				continue
 			}
 			if object.GetKind() == "" || object.GetName() == "" {
-				return nil, errors.Errorf("parsing key %s of the content: document without kind or name", key)
+				return nil, fmt.Errorf("parsing key %s of the content: document without kind or name", key)
 			}
 			manifests = append(manifests, object)
 		}
@@ -263,7 +264,7 @@ func (r *reconciler) report(ctx context.Context, extension *unstructured.Unstruc
 	}
 	if present, ok := extension.Object["status"].(map[string]any); ok {
 		if err := runtime.DefaultUnstructuredConverter.FromUnstructured(present, &status); err != nil {
-			return errors.Wrap(err, "reading the status")
+			return fmt.Errorf("reading the status: %w", err)
 		}
 	}
 	changed := false
@@ -280,7 +281,7 @@ func (r *reconciler) report(ctx context.Context, extension *unstructured.Unstruc
 	}
 	newStatus, err := runtime.DefaultUnstructuredConverter.ToUnstructured(&status)
 	if err != nil {
-		return errors.Wrap(err, "converting the status")
+		return fmt.Errorf("converting the status: %w", err)
 	}
 	patch := newExtension()
 	patch.SetName(extension.GetName())

@@ -2,12 +2,13 @@ package contentoperator
 
 import (
 	"context"
+	"errors"
+	"fmt"
 	"testing"
 	"time"
 
 	"github.com/go-logr/logr"
 	. "github.com/onsi/gomega"
-	"github.com/pkg/errors"
 	corev1 "k8s.io/api/core/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -228,9 +229,9 @@ func TestConditions(t *testing.T) {
 		reason               string
 	}{
 		"installed": {nil, metav1.ConditionTrue, metav1.ConditionTrue, "Applied"},
-		"not connected": {errors.WithMessage(&clustercache.NotConnectedError{Reason: clustercache.ReasonUnreachable}, "x"),
+		"not connected": {fmt.Errorf("x: %w", &clustercache.NotConnectedError{Reason: clustercache.ReasonUnreachable}),
 			metav1.ConditionFalse, metav1.ConditionUnknown, "NotConnected"},
-		"forbidden": {errors.WithMessage(apierrors.NewForbidden(configMaps, "x", nil), "x"), metav1.ConditionTrue,
+		"forbidden": {fmt.Errorf("x: %w", apierrors.NewForbidden(configMaps, "x", nil)), metav1.ConditionTrue,
 			metav1.ConditionFalse, "Forbidden"},
 		"any other error": {errors.New("x"), metav1.ConditionTrue, metav1.ConditionFalse, "Failed"},
 	} {

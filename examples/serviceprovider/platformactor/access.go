@@ -4,8 +4,8 @@ import (
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
+	"fmt"
 
-	"github.com/pkg/errors"
 	authenticationv1 "k8s.io/api/authentication/v1"
 	corev1 "k8s.io/api/core/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
@@ -33,7 +33,7 @@ func ServiceAccountOf(request client.Object) types.NamespacedName {
 func (a *Actor) give(ctx context.Context, request *clustersv1alpha1.AccessRequest) error {
 	r, ok := a.remotes[request.Spec.ClusterRef.Name]
 	if !ok {
-		return errors.Errorf("there is no cluster %q", request.Spec.ClusterRef.Name)
+		return fmt.Errorf("there is no cluster %q", request.Spec.ClusterRef.Name)
 	}
 	for _, object := range objectsFor(ServiceAccountOf(request), request.Spec.Token) {
 		if err := r.apply(ctx, object); err != nil {

@@ -2,13 +2,13 @@ package platformactor
 
 import (
 	"context"
+	"fmt"
 	"net"
 	"net/http"
 	"strconv"
 	"sync"
 	"time"
 
-	"github.com/pkg/errors"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -139,20 +139,20 @@ func (a *Actor) Run(ctx context.Context, report func(error)) {
 func (a *Actor) look(ctx context.Context) (failure error) {
 	clusterRequests := &clustersv1alpha1.ClusterRequestList{}
 	if err := a.platform.List(ctx, clusterRequests); err != nil {
-		return errors.Wrap(err, "listing the ClusterRequests")
+		return fmt.Errorf("listing the ClusterRequests: %w", err)
 	}
 	for i := range clusterRequests.Items {
 		if err := a.answerClusterRequest(ctx, &clusterRequests.Items[i]); err != nil {
-			failure = errors.Wrap(err, "answering a ClusterRequest")
+			failure = fmt.Errorf("answering a ClusterRequest: %w", err)
 		}
 	}
 	accessRequests := &clustersv1alpha1.AccessRequestList{}
 	if err := a.platform.List(ctx, accessRequests); err != nil {
-		return errors.Wrap(err, "listing the AccessRequests")
+		return fmt.Errorf("listing the AccessRequests: %w", err)
 	}
 	for i := range accessRequests.Items {
 		if err := a.answerAccessRequest(ctx, &accessRequests.Items[i]); err != nil {
-			failure = errors.Wrap(err, "answering an AccessRequest")
+			failure = fmt.Errorf("answering an AccessRequest: %w", err)
 		}
 	}
 	return failure

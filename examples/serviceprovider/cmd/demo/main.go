@@ -12,7 +12,6 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/pkg/errors"
 	"k8s.io/klog/v2"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/log/zap"
@@ -34,7 +33,7 @@ func main() {
 func run(ctx context.Context, out io.Writer, once bool) (err error) {
 	log, err := os.CreateTemp("", "latchkey-serviceprovider-*.log")
 	if err != nil {
-		return errors.Wrap(err, "creating the log file")
+		return fmt.Errorf("creating the log file: %w", err)
 	}
 	defer log.Close()
 	defer func() {

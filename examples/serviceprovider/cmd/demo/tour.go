@@ -7,7 +7,6 @@ import (
 	"strings"
 	"time"
 
-	"github.com/pkg/errors"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
@@ -51,7 +50,7 @@ func (t *tour) expect(ctx context.Context, what string, look func() (string, boo
 		return false, nil
 	})
 	if err != nil {
-		return errors.Wrapf(err, "expected %s; last seen: %s", what, seen)
+		return fmt.Errorf("expected %s; last seen: %s: %w", what, seen, err)
 	}
 	fmt.Fprintf(t.out, "      saw   %s (%s)\n", seen, since(start))
 	return nil
@@ -69,7 +68,7 @@ func (t *tour) walk(ctx context.Context) error {
 	} {
 		fmt.Fprintf(t.out, "%d/4   %s\n", i+1, step.title)
 		if err := step.run(ctx); err != nil {
-			return errors.WithMessagef(err, "step %d (%s)", i+1, step.title)
+			return fmt.Errorf("step %d (%s): %w", i+1, step.title, err)
 		}
 		fmt.Fprintln(t.out)
 	}
@@ -80,7 +79,7 @@ func (t *tour) walk(ctx context.Context) error {
 func apply(ctx context.Context, p place, file string) error {
 	yaml, err := config.Files.ReadFile(file)
 	if err != nil {
-		return errors.WithStack(err)
+		return err
 	}
 	_, err = p.cp.KubectlInput(ctx, string(yaml), "apply", "-f", "-")
 	return err

@@ -2,12 +2,12 @@ package main
 
 import (
 	"context"
+	"fmt"
 	"io/fs"
 	"os"
 	"path/filepath"
 	"sync"
 
-	"github.com/pkg/errors"
 	"golang.org/x/sync/errgroup"
 	"k8s.io/apimachinery/pkg/runtime"
 	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
@@ -48,7 +48,7 @@ type world struct {
 func startWorld(ctx context.Context) (w *world, err error) {
 	w = &world{}
 	if w.dir, err = os.MkdirTemp("", "latchkey-serviceprovider-"); err != nil {
-		return w, errors.WithStack(err)
+		return w, err
 	}
 	requests, err := fs.Sub(clustersv1alpha1.CRDs, "crds")
 	if err == nil {
@@ -58,7 +58,7 @@ func startWorld(ctx context.Context) (w *world, err error) {
 		err = os.CopyFS(filepath.Join(w.dir, "config"), config.Files)
 	}
 	if err != nil {
-		return w, errors.Wrap(err, "writing the definitions")
+		return w, fmt.Errorf("writing the definitions: %w", err)
 	}
 	crds := filepath.Join(w.dir, "config", "crds")
 	starts := errgroup.Group{}
@@ -93,7 +93,7 @@ func (p *place) start(ctx context.Context, role, file string, crds ...string) (e
 	}
 	yaml, err := config.Files.ReadFile(file)
 	if err != nil {
-		return errors.WithStack(err)
+		return err
 	}
 	if _, err := p.cp.KubectlInput(ctx, string(yaml), "apply", "-f", "-"); err != nil {
 		return err

@@ -4,10 +4,10 @@
 package main
 
 import (
+	"errors"
 	"flag"
 	"os"
 
-	"github.com/pkg/errors"
 	"k8s.io/apimachinery/pkg/runtime"
 	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
 	"k8s.io/client-go/tools/clientcmd"
