@@ -131,7 +131,7 @@ check: bin/golangci-lint ## gofmt, vet, lint of what differs from the last commi
 
 # The packages with tests that start a control plane or another program.
 STARTING = $(or $(shell go list -f '{{.ImportPath}} {{.TestImports}} {{.XTestImports}}' ./... | \
-	sed -n 's,^$(MODULE)/\([^ ]*\) .*/test/support/testenv[] ].*,\1,p'),$(error no package starts a control plane))
+	sed -nE 's,^$(MODULE)/([^ ]*) .*/(test/support/testenv|controller-runtime/pkg/envtest)[] ].*,\1,p'),$(error no package starts a control plane))
 # How many of them run at the same time. Each mostly waits for its control plane.
 PROCESSES ?= 4
 # Those that take longest begin first. test/e2e is four processes: the patterns name the tests of three.
@@ -163,6 +163,8 @@ run/test/e2e/replicas:
 	@go test -timeout 20m -skip '$(ALONE)' ./test/e2e/replicas
 run/scopedcache/internal/rbacindex:
 	@go test -race -timeout 20m ./scopedcache/internal/rbacindex
+run/examples/fluxlike: # as its users run it
+	@KUBEBUILDER_ASSETS="$$(go run ./hack/controlplane)" go test -timeout 20m ./examples/fluxlike
 run/explorations:
 	@go test -p 1 -run 'Explore|Diagram|AtRest' ./accessor/internal/lifecycle ./scopedcache/internal/monitor \
 		./scopedcache/internal/members
@@ -191,7 +193,8 @@ test-matrix: controlplane ## the tests with the lowest controller-runtime that p
 	go get -modfile=.newest.mod sigs.k8s.io/controller-runtime@v0.25 k8s.io/client-go@v0.37 k8s.io/api@v0.37 k8s.io/apimachinery@v0.37 k8s.io/streaming@v0.37
 	@for mod in go.mod .newest.mod; do \
 		echo "$$mod: controller-runtime $$(go list -modfile=$$mod -m -f '{{.Version}}' sigs.k8s.io/controller-runtime)"; \
-		go vet -modfile=$$mod ./... && go test -modfile=$$mod -count=1 -p 1 -timeout 40m ./... || exit 1; \
+		go vet -modfile=$$mod ./... && \
+			KUBEBUILDER_ASSETS="$$(go run ./hack/controlplane)" go test -modfile=$$mod -count=1 -p 1 -timeout 40m ./... || exit 1; \
 	done; rm -f .newest.mod .newest.sum
 	$(MAKE) conformance-clusterapi
 	$(MAKE) test-kubernetes
@@ -241,7 +244,7 @@ test-replicas: controlplane ## replicas that share 2,000 extensions, and 500 ran
 
 .PHONY: soak
 soak: controlplane ## the end-to-end tests N times (N=10), printing how long each run took
-	@for i in $$(seq $(N)); do \
+	@export KUBEBUILDER_ASSETS="$$(go run ./hack/controlplane)"; for i in $$(seq $(N)); do \
 		start=$$(date +%s); \
 		LATCHKEY_LONG_TESTS=1 go test -race -count=1 -timeout 40m ./test/... ./cmd/... ./clustercache/... ./accessor/... ./credential/... ./scopedcache/... ./fake/... ./internal/... ./examples/... > .soak.log 2>&1 \
 			|| { cat .soak.log; echo "run $$i of $(N): FAILED"; exit 1; }; \

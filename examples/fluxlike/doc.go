@@ -17,7 +17,7 @@
 // # Usage
 //
 // The ServiceAccount needs create and patch on configmaps to release, list and watch to notice
-// changes, and delete for the finalizer:
+// changes, and delete for the finalizer. The condition Released names what is missing:
 //
 //	kubectl create namespace shop
 //	kubectl -n shop create serviceaccount deployer
@@ -37,9 +37,11 @@
 //     wait for the annotation. For content in the object's own namespace, as here, an
 //     ownerReference in place of the finalizer avoids that; the finalizer is for content elsewhere.
 //   - The controller watches its ConfigMaps as the ServiceAccount, so it also repairs changes.
-//     While the ServiceAccount may not watch them, changes go unnoticed, and the condition Watched
-//     says so.
+//     Nothing is written while the ServiceAccount may not watch.
+//   - The controller waits for events. It polls only where a write is Forbidden and no permission
+//     is missing, as with a quota.
 //   - The default ServiceAccount is in release.go and in config/admission.yaml; keep them equal.
-//   - release_test.go has unit tests without an API server. Copy them. fluxlike_test.go is a test
-//     with one, and uses packages that are internal to latchkey.
+//   - release_test.go has unit tests without an API server, and fluxlike_test.go tests with one,
+//     from envtest: set KUBEBUILDER_ASSETS, or skip these with -short. Copy both;
+//     docs/guide-testing.md explains them.
 package fluxlike

@@ -3,9 +3,10 @@ package fluxlike
 import (
 	"cmp"
 	"context"
+	"errors"
+	"fmt"
 	"time"
 
-	"github.com/pkg/errors"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
@@ -36,11 +37,8 @@ const (
 	name      = "fluxlike"
 	finalizer = "fluxlike.example.com/configmap"
 	// conditionReleased is the condition type that reports whether the ConfigMap was written as the
-	// Release says.
+	// Release says, and is watched.
 	conditionReleased = "Released"
-	// conditionWatched is the condition type that reports whether changes of the ConfigMap are
-	// noticed.
-	conditionWatched = "Watched"
 )
 
 // serviceAccountOf returns the ServiceAccount that a Release acts as.
@@ -61,7 +59,8 @@ func SetupWithManager(ctx context.Context, mgr manager.Manager, options controll
 		Credentials: credential.ServiceAccountTokens(credential.ServiceAccountOptions{
 			Reference: serviceAccountOf,
 		}),
-		Client: clustercache.ClientOptions{UserAgent: name},
+		Client:      clustercache.ClientOptions{UserAgent: name},
+		Permissions: clustercache.PermissionOptions{Record: true}, // the source calls when they are granted
 	}, controller.Options{SkipNameValidation: options.SkipNameValidation})
 	if err != nil {
 		return err
@@ -83,8 +82,9 @@ type reconciler struct {
 	controller  clustercache.SourceWatcher[ctrl.Request] // the controller of this reconciler
 }
 
-// Reconcile releases, or deletes what was released. It returns no error while the Release is not
-// connected, because the extension source requests the next reconcile.
+// Reconcile releases, or deletes what was released. While the Release is not connected, or its
+// ServiceAccount lacks a permission, Reconcile returns no error: the extension source requests the
+// next reconcile.
 func (r *reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Result, error) {
 	release := &Release{}
 	if err := r.client.Get(ctx, req.NamespacedName, release); err != nil {
@@ -92,7 +92,7 @@ func (r *reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resu
 	}
 	connection := r.connections.For(ctx, release)
 	if !release.DeletionTimestamp.IsZero() {
-		return ctrl.Result{}, r.finalize(ctx, connection, release)
+		return r.finalize(ctx, connection, release)
 	}
 	if controllerutil.AddFinalizer(release, finalizer) {
 		// Go on afterwards: the predicate drops the event of this update, which changes no generation.
@@ -100,16 +100,10 @@ func (r *reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resu
 			return ctrl.Result{}, client.IgnoreNotFound(err)
 		}
 	}
-	err := r.report(ctx, connection, release, r.release(ctx, connection, release))
-	reported := meta.FindStatusCondition(release.Status.Conditions, conditionWatched)
-	if err == nil && reported != nil && reported.Reason == string(clustercache.StateSyncing) {
-		// The first list is under way. The extension source tells of later changes only.
-		return ctrl.Result{RequeueAfter: time.Second}, nil
-	}
-	return ctrl.Result{}, err
+	return r.report(ctx, connection, release, r.release(ctx, connection, release))
 }
 
-// release writes and watches the ConfigMap as the Release's ServiceAccount.
+// release watches and writes the ConfigMap as the Release's ServiceAccount.
 func (r *reconciler) release(ctx context.Context, connection clustercache.Bound, release *Release) error {
 	c, err := connection.GetClient(ctx)
 	if err != nil {
@@ -128,34 +122,40 @@ func (r *reconciler) release(ctx context.Context, connection clustercache.Bound,
 	if err != nil {
 		return err
 	}
+	// A read from the cache waits for the first list of the watch, and fails if that is Forbidden.
+	err = c.Get(ctx, client.ObjectKeyFromObject(release), &corev1.ConfigMap{})
+	if client.IgnoreNotFound(err) != nil {
+		return err
+	}
 	return c.Apply(ctx, corev1apply.ConfigMap(release.Name, release.Namespace).WithData(release.Spec.Data),
 		client.FieldOwner(name), client.ForceOwnership)
 }
 
 // finalize deletes the ConfigMap as the Release's ServiceAccount, and then lets the Release go. It
 // never uses the operator's own permissions: the name is the tenant's choice.
-func (r *reconciler) finalize(ctx context.Context, connection clustercache.Bound, release *Release) error {
+func (r *reconciler) finalize(ctx context.Context, connection clustercache.Bound, release *Release) (
+	ctrl.Result, error) {
 	if !controllerutil.ContainsFinalizer(release, finalizer) {
-		return nil
+		return ctrl.Result{}, nil
 	}
 	if release.Annotations[OrphanAnnotation] == "" {
 		c, err := connection.GetClient(ctx)
 		if err == nil {
-			err = client.IgnoreNotFound(c.Delete(ctx,
-				&corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: release.Namespace, Name: release.Name}}))
+			err = client.IgnoreNotFound(c.Delete(ctx, configMapOf(release)))
 		}
 		if err != nil {
-			return r.report(ctx, connection, release, errors.WithMessagef(err,
-				"deleting the ConfigMap; the annotation %s leaves it where it is", OrphanAnnotation))
+			return r.report(ctx, connection, release, fmt.Errorf(
+				"deleting the ConfigMap; the annotation %s leaves it where it is: %w", OrphanAnnotation, err))
 		}
 	}
 	controllerutil.RemoveFinalizer(release, finalizer)
-	return client.IgnoreNotFound(r.client.Update(ctx, release))
+	return ctrl.Result{}, client.IgnoreNotFound(r.client.Update(ctx, release))
 }
 
-// report writes the conditions, and returns the error if the controller should try again.
-func (r *reconciler) report(ctx context.Context, connection clustercache.Bound, release *Release, err error) error {
-	connected := clustercache.Condition(err, release.Generation)
+// report writes the conditions, and returns when the controller should try again: at once only
+// after an error that no event follows.
+func (r *reconciler) report(ctx context.Context, connection clustercache.Bound, release *Release, err error) (
+	result ctrl.Result, retry error) {
 	released := metav1.Condition{
 		Type:               conditionReleased,
 		Status:             metav1.ConditionTrue,
@@ -164,51 +164,50 @@ func (r *reconciler) report(ctx context.Context, connection clustercache.Bound, 
 	}
 	switch {
 	case clustercache.ReportedElsewhere(err):
-		return nil // a newer version of the Release or of the connection leads here again, or on another replica
-	case errors.Is(err, clustercache.ErrNotConnected):
+		// A newer version of the Release or of the connection leads here again, or on another replica.
+		return ctrl.Result{}, nil
+	case errors.Is(err, clustercache.ErrNotConnected): // the extension source calls after the connect
 		released.Status, released.Reason, released.Message = metav1.ConditionUnknown, "NotConnected", err.Error()
+	case apierrors.IsForbidden(err):
+		released.Status, released.Reason, released.Message = metav1.ConditionFalse, "Forbidden", err.Error()
+		if missing := missingPermissions(ctx, connection, release); missing != nil {
+			released.Message += "; " + missing.Error() // the extension source calls when one is granted
+		} else {
+			result.RequeueAfter = time.Minute // a quota or a policy refuses it, of which no event tells
+		}
 	case err != nil:
 		released.Status, released.Reason, released.Message = metav1.ConditionFalse, reasonOf(err), err.Error()
+		retry = err
 	}
-	changed := meta.SetStatusCondition(&release.Status.Conditions, connected)
+	changed := meta.SetStatusCondition(&release.Status.Conditions, clustercache.Condition(err, release.Generation))
 	changed = meta.SetStatusCondition(&release.Status.Conditions, released) || changed
-	changed = meta.SetStatusCondition(&release.Status.Conditions, watched(ctx, connection, release)) || changed
 	if changed {
 		if err := r.client.Status().Update(ctx, release); err != nil {
-			return client.IgnoreNotFound(err)
+			return ctrl.Result{}, client.IgnoreNotFound(err)
 		}
 	}
-	if errors.Is(err, clustercache.ErrNotConnected) {
-		return nil // the extension source requests a reconcile after the connect
-	}
-	return err
+	return result, retry
 }
 
-// watched returns the condition that says whether changes of the ConfigMap are noticed: whether the
-// ServiceAccount may list and watch it.
-func watched(ctx context.Context, connection clustercache.Bound, release *Release) metav1.Condition {
-	condition := metav1.Condition{
-		Type:               conditionWatched,
-		Status:             metav1.ConditionUnknown,
-		Reason:             "NotConnected",
-		ObservedGeneration: release.Generation,
+// missingPermissions returns an error that names all permissions that the ServiceAccount lacks for
+// what is to be done, nil if none is missing or the API server does not answer.
+func missingPermissions(ctx context.Context, connection clustercache.Bound, release *Release) error {
+	check := clustercache.PermissionCheck{
+		Objects: []client.Object{configMapOf(release)},
+		Verbs:   []string{"list", "watch", "create", "patch", "delete"},
 	}
-	state, _ := connection.GetConnectionState(ctx)
-	if state.Phase == clustercache.PhaseConnected {
-		condition.Reason = "NotWatched"
+	if !release.DeletionTimestamp.IsZero() {
+		check.Verbs = []string{"delete"}
 	}
-	for _, scope := range state.Scopes { // one, because the controller watches one object
-		condition.Status, condition.Reason, condition.Message = metav1.ConditionFalse, string(scope.State), ""
-		if scope.State == clustercache.StateSynced {
-			condition.Status = metav1.ConditionTrue
-		} else if scope.LastError != nil {
-			condition.Message = scope.LastError.Error()
-		}
-	}
-	return condition
+	permissions, _ := connection.CheckPermissions(ctx, check)
+	return permissions.Err()
 }
 
-// reasonOf returns the reason of an error of an API server, such as Forbidden.
+func configMapOf(release *Release) *corev1.ConfigMap {
+	return &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: release.Namespace, Name: release.Name}}
+}
+
+// reasonOf returns the reason of an error of an API server, such as Conflict.
 func reasonOf(err error) string {
 	return cmp.Or(string(apierrors.ReasonForError(err)), "Failed")
 }

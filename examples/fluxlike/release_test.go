@@ -1,11 +1,14 @@
 package fluxlike
 
 import (
+	"context"
+	"errors"
 	"testing"
 	"time"
 
 	. "github.com/onsi/gomega"
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -13,6 +16,7 @@ import (
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	clientfake "sigs.k8s.io/controller-runtime/pkg/client/fake"
+	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
 
 	"github.com/latchkey-dev/latchkey/clustercache"
 	"github.com/latchkey-dev/latchkey/fake"
@@ -24,7 +28,7 @@ type unit struct {
 	*reconciler
 	t      *testing.T
 	own    client.Client
-	tenant client.Client
+	tenant client.WithWatch
 	cc     *fake.Cache
 	events *fake.Controller
 }
@@ -56,21 +60,42 @@ func newRelease() *Release {
 	}
 }
 
+// reconcile reconciles once. No Reconcile of these tests asks for another one: events do.
 func (u *unit) reconcile() {
 	u.t.Helper()
-	_, err := u.Reconcile(u.t.Context(), ctrl.Request{NamespacedName: greeting})
+	result, err := u.Reconcile(u.t.Context(), ctrl.Request{NamespacedName: greeting})
 	NewWithT(u.t).Expect(err).NotTo(HaveOccurred())
+	NewWithT(u.t).Expect(result).To(BeZero())
+}
+
+// next waits for the request that an event leads to.
+func (u *unit) next() {
+	u.t.Helper()
+	request, err := u.events.Next(u.t.Context())
+	NewWithT(u.t).Expect(err).NotTo(HaveOccurred())
+	NewWithT(u.t).Expect(request.NamespacedName).To(Equal(greeting))
 }
 
 // condition returns status and reason of a condition of the Release.
 func (u *unit) condition(conditionType string) string {
 	u.t.Helper()
+	found := u.find(conditionType)
+	return string(found.Status) + " " + found.Reason
+}
+
+func (u *unit) message(conditionType string) string {
+	u.t.Helper()
+	return u.find(conditionType).Message
+}
+
+func (u *unit) find(conditionType string) metav1.Condition {
+	u.t.Helper()
 	release := &Release{}
 	NewWithT(u.t).Expect(u.own.Get(u.t.Context(), greeting, release)).To(Succeed())
 	if found := meta.FindStatusCondition(release.Status.Conditions, conditionType); found != nil {
-		return string(found.Status) + " " + found.Reason
+		return *found
 	}
-	return ""
+	return metav1.Condition{}
 }
 
 func (u *unit) content() map[string]string {
@@ -100,24 +125,16 @@ func TestReconcile(t *testing.T) {
 	u.reconcile()
 	g.Expect(u.content()).To(Equal(map[string]string{"hello": "world"}))
 	g.Expect(u.condition("Released")).To(Equal("True Applied"))
-	_, err := u.events.Next(t.Context()) // the creation
-	g.Expect(err).NotTo(HaveOccurred())
+	u.next() // the creation
 
 	drifted := &corev1.ConfigMap{
 		ObjectMeta: metav1.ObjectMeta{Namespace: greeting.Namespace, Name: greeting.Name},
 		Data:       map[string]string{"hello": "moon"},
 	}
 	g.Expect(u.tenant.Update(t.Context(), drifted)).To(Succeed())
-	request, err := u.events.Next(t.Context())
-	g.Expect(err).NotTo(HaveOccurred())
-	g.Expect(request.NamespacedName).To(Equal(greeting), "the watch requests a reconcile")
+	u.next()
 	u.reconcile()
 	g.Expect(u.content()).To(Equal(map[string]string{"hello": "world"}))
-	g.Expect(u.condition("Watched")).To(Equal("True Synced"))
-	u.cc.Forbid(greeting, corev1.SchemeGroupVersion.WithKind("ConfigMap"), greeting.Namespace)
-	u.reconcile()
-	g.Expect(u.condition("Watched")).To(Equal("False Forbidden"))
-	u.cc.Allow(greeting, corev1.SchemeGroupVersion.WithKind("ConfigMap"), greeting.Namespace)
 
 	u.cc.MakeStale(greeting)
 	u.reconcile()
@@ -125,6 +142,61 @@ func TestReconcile(t *testing.T) {
 	u.cc.Disconnect(greeting, clustercache.ReasonServiceAccountNotFound)
 	u.reconcile()
 	g.Expect(u.condition("Connected")).To(Equal("False ServiceAccountNotFound"))
+}
+
+// A missing permission is in the condition, and is no error: the extension source calls when the
+// permission is granted.
+func TestMissingPermissions(t *testing.T) {
+	configMaps := corev1.SchemeGroupVersion.WithKind("ConfigMap")
+	for name, tc := range map[string]struct {
+		forbid, allow func(u *unit)
+		missing       string
+	}{
+		"to write": {
+			forbid:  func(u *unit) { u.cc.ForbidWrites(greeting, configMaps, greeting.Namespace) },
+			allow:   func(u *unit) { u.cc.AllowWrites(greeting, configMaps, greeting.Namespace) },
+			missing: "create, delete, patch configmaps greeting in namespace shop",
+		},
+		"to watch": {
+			forbid:  func(u *unit) { u.cc.Forbid(greeting, configMaps, greeting.Namespace) },
+			allow:   func(u *unit) { u.cc.Allow(greeting, configMaps, greeting.Namespace) },
+			missing: "list, watch configmaps in namespace shop",
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			g := NewWithT(t)
+			u := newUnit(t, newRelease())
+			tc.forbid(u)
+			u.cc.Connect(greeting, u.tenant)
+			g.Expect(u.events.Watch(u.cc.GetExtensionSource(name, clustercache.EnqueueExtension))).To(Succeed())
+			u.next()
+			u.reconcile()
+			g.Expect(u.condition("Connected")).To(Equal("True Connected"))
+			g.Expect(u.condition("Released")).To(Equal("False Forbidden"))
+			g.Expect(u.message("Released")).To(ContainSubstring(tc.missing))
+			g.Expect(u.content()).To(BeNil())
+			tc.allow(u)
+			u.next()
+			u.reconcile()
+			g.Expect(u.condition("Released")).To(Equal("True Applied"))
+		})
+	}
+}
+
+// What a quota refuses is Forbidden too, and no event tells when it would be allowed.
+func TestQuota(t *testing.T) {
+	g := NewWithT(t)
+	u := newUnit(t, newRelease())
+	u.cc.Connect(greeting, interceptor.NewClient(u.tenant, interceptor.Funcs{
+		Apply: func(context.Context, client.WithWatch, runtime.ApplyConfiguration, ...client.ApplyOption) error {
+			return apierrors.NewForbidden(corev1.Resource("configmaps"), greeting.Name, errors.New("exceeded quota"))
+		},
+	}))
+	result, err := u.Reconcile(t.Context(), ctrl.Request{NamespacedName: greeting})
+	g.Expect(err).NotTo(HaveOccurred())
+	g.Expect(result.RequeueAfter).To(BeNumerically(">", 0))
+	g.Expect(u.condition("Released")).To(Equal("False Forbidden"))
+	g.Expect(u.message("Released")).To(ContainSubstring("exceeded quota"))
 }
 
 func TestDeletion(t *testing.T) {

@@ -71,6 +71,15 @@ func TestWideCommentsAreFound(t *testing.T) {
 	g.Expect(wideComments("a.go", "// https://"+word+word)).To(BeEmpty())
 }
 
+// Examples are copied, so they have no dependency that only this repository wants.
+func TestExamplesUseStandardErrors(t *testing.T) {
+	for name, code := range goFiles(t) {
+		if strings.HasPrefix(name, "examples/") {
+			NewWithT(t).Expect(code).NotTo(ContainSubstring(`"github.com/pkg/errors"`), name)
+		}
+	}
+}
+
 // packedLiterals returns the struct literals of Go code that have several lines, and a field that
 // does not begin a line.
 func packedLiterals(name, code string) (found []string) {
