@@ -146,7 +146,7 @@ FIRST := test/e2e/scopedcache test/e2e-1 test/e2e-2 test/e2e-3 test/e2e-4 cmd/la
 test: controlplane ## all tests of all modules: unit tests with the race detector, then those that start a control plane without it, four packages at a time; 15 minutes
 	go test -race -short -timeout 20m ./...
 	@$(MAKE) --no-print-directory -j $(PROCESSES) --output-sync --keep-going \
-		$(addprefix run/,$(FIRST) $(filter-out test/e2e $(FIRST),$(STARTING)) explorations conformance $(CLUSTERAPI))
+		$(addprefix run/,$(FIRST) $(filter-out test/e2e $(FIRST),$(STARTING)) explorations conformance $(CLUSTERAPI) test/docs)
 	go test -p 1 -timeout 20m -run '$(ALONE)' ./test/e2e ./test/e2e/replicas
 	go test -C $(CONTROLPLANE) -race . ./compile
 	go test -C $(BENCH) ./internal/report
@@ -172,6 +172,8 @@ run/conformance:
 	@go run ./hack/conformance
 run/$(CLUSTERAPI):
 	@go test -C $(CLUSTERAPI) -timeout 20m ./...
+run/test/docs:
+	@KUBEBUILDER_ASSETS="$$(go run ./hack/controlplane)" go test -C test/docs -timeout 20m .
 run/%:
 	@go test -timeout 20m ./$*
 

@@ -1,5 +1,5 @@
 // The programs of docs/migrating-from-*.md, in a module of their own so that users of latchkey do not
-// download what they migrate from.
+// download what they migrate from, and of docs/guide-testing.md, which are tests in a user's module.
 module github.com/latchkey-dev/latchkey/test/docs
 
 go 1.26.0

@@ -1,0 +1,56 @@
+package docs
+
+import (
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	ctrl "sigs.k8s.io/controller-runtime"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	clientfake "sigs.k8s.io/controller-runtime/pkg/client/fake"
+
+	"github.com/latchkey-dev/latchkey/clustercache"
+	"github.com/latchkey-dev/latchkey/fake"
+)
+
+// The first test of docs/guide-testing.md.
+
+func TestGreeter(t *testing.T) {
+	blue := client.ObjectKey{Namespace: "team-blue", Name: "blue"}
+	configMaps := corev1.SchemeGroupVersion.WithKind("ConfigMap")
+	tenant := clientfake.NewClientBuilder().Build() // the cluster, as the tenant sees it
+	cc := fake.NewFakeCache(tenant, blue)
+	t.Cleanup(cc.Close)
+	events := fake.NewController(t) // records what the sources request
+	if err := events.Watch(cc.GetExtensionSource("greeter", clustercache.EnqueueExtension)); err != nil {
+		t.Fatal(err)
+	}
+	r := &greeter{cc}
+	reconcile := func() { // what an event requests
+		t.Helper()
+		request, err := events.Next(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		if result, err := r.Reconcile(t.Context(), request); err != nil || result != (ctrl.Result{}) {
+			t.Fatal(result, err) // events suffice: nothing is tried again by itself
+		}
+	}
+	get := func() error {
+		key := client.ObjectKey{Namespace: "team-blue", Name: "blue-greeting"}
+		return tenant.Get(t.Context(), key, &corev1.ConfigMap{})
+	}
+
+	cc.ForbidWrites(blue, configMaps, "team-blue")
+	reconcile()
+	if err := get(); !apierrors.IsNotFound(err) {
+		t.Fatal("written without permission:", err)
+	}
+	cc.AllowWrites(blue, configMaps, "team-blue")
+	reconcile()
+	if err := get(); err != nil {
+		t.Fatal(err)
+	}
+	cc.Disconnect(blue, clustercache.ReasonServiceAccountNotFound)
+	reconcile()
+}
