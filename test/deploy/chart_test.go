@@ -142,18 +142,22 @@ func TestRefusedValues(t *testing.T) {
 			"tenants[0].namespace=a,tenants[0].allNames=true": "missing property 'names'",
 		"admission=external,credentials.type=kubeconfigs," +
 			"allNamespaces=true": "allNamespaces",
-		"metrics.port=8081":                            "metrics.port: 8081 is the port of the probes",
-		"stateAPI.enabled=true,stateAPI.port=8443":     "stateAPI.port: 8443 is the port of metrics",
-		"statusPage.enabled=true,statusPage.port=8443": "statusPage.port: 8443 is the port of metrics",
-		`podLabels.app\.kubernetes\.io/name=x`:         "invalid propertyName 'app.kubernetes.io/name'",
-		"extraArgs[0]=--leader-elect=false":            "extraArgs/0",
-		"extraArgs[0]=--status-address=:80":            "extraArgs/0",
-		"extraArgs[0]=--shard=all-the-same":            "extraArgs/0",
-		"sharing.buckets=2,replicas=3":                 "3 replicas cannot share 2 buckets",
-		"sharing.buckets=1025":                         "maximum",
-		"sharing.buckets=2,sharing.ring=a":             "buckets and ring exclude each other",
-		"sharing.buckets=2,stateAPI.enabled=true":      "the state API shows the connections of one replica",
-		"sharing.ring=a":                               "cluster-scoped kinds, such as ClusterExtension",
+		"metrics.port=8081":                              "metrics.port: 8081 is the port of the probes",
+		"stateAPI.enabled=true,stateAPI.port=8443":       "stateAPI.port: 8443 is the port of metrics",
+		"statusPage.enabled=true,statusPage.port=8443":   "statusPage.port: 8443 is the port of metrics",
+		"statusPage.enabled=true,statusPage.secure=true": "statusPage/certificateSecret",
+		"extraEnv[0].name=POD_IP,extraEnv[0].value=a":    "extraEnv/0/name",
+		"extraEnv[0].name=HTTPS_PROXY":                   "'oneOf' failed",
+		"topologySpreadConstraints[0].maxSkew=1":         "missing properties 'topologyKey', 'whenUnsatisfiable'",
+		`podLabels.app\.kubernetes\.io/name=x`:           "invalid propertyName 'app.kubernetes.io/name'",
+		"extraArgs[0]=--leader-elect=false":              "extraArgs/0",
+		"extraArgs[0]=--status-address=:80":              "extraArgs/0",
+		"extraArgs[0]=--shard=all-the-same":              "extraArgs/0",
+		"sharing.buckets=2,replicas=3":                   "3 replicas cannot share 2 buckets",
+		"sharing.buckets=1025":                           "maximum",
+		"sharing.buckets=2,sharing.ring=a":               "buckets and ring exclude each other",
+		"sharing.buckets=2,stateAPI.enabled=true":        "the state API shows the connections of one replica",
+		"sharing.ring=a":                                 "cluster-scoped kinds, such as ClusterExtension",
 		"allNamespaces=true,tenants[0].namespace=a," +
 			"tenants[0].allNames=true": "got 1, want 0",
 		"tenants[0].namespace=a,tenants[0].names[0]=b,tenants[1].namespace=a," +
@@ -190,6 +194,10 @@ func TestMonitors(t *testing.T) {
 			content, err := json.Marshal(object)
 			g.Expect(err).NotTo(HaveOccurred())
 			g.Expect(yaml.UnmarshalStrict(content, into)).To(Succeed())
+			if object.GetKind() != "PrometheusRule" {
+				g.Expect(string(content)).To(And(ContainSubstring(`"relabelings":[{"sourceLabels"`),
+					ContainSubstring(`"metricRelabelings":[{"action"`)))
+			}
 		}
 	}
 	g.Expect(found).To(Equal(3))
@@ -229,4 +237,74 @@ func TestPorts(t *testing.T) {
 	g.Expect(services).To(Equal(2))
 	g.Expect(manifests).NotTo(ContainSubstring("latchkey-state"))
 	g.Expect(manifests).NotTo(ContainSubstring("state.latchkey.dev"))
+}
+
+// The secure status page listens on the network, behind a Service, with the certificate of the
+// Secret. The manager may ask who reads, and the readers may read. Without "secure" nothing of that
+// is there.
+func TestStatusPage(t *testing.T) {
+	g := NewWithT(t)
+	manifests, err := render(t, "-f", "testdata/status-page.values.yaml")
+	g.Expect(err).NotTo(HaveOccurred())
+	objects, err := deployment.Decode(manifests)
+	g.Expect(err).NotTo(HaveOccurred())
+	pod, err := deployment.Pod(objects)
+	g.Expect(err).NotTo(HaveOccurred())
+	g.Expect(pod.Spec.Containers[0].Args).To(ContainElements("--status-address=:8444", "--status-secure",
+		"--status-cert-dir="+pod.Spec.Containers[0].VolumeMounts[0].MountPath))
+	g.Expect(pod.Spec.Volumes[0].Secret.SecretName).To(Equal("latchkey-status"))
+	permissions, others, err := deployment.Permissions(objects, "system:serviceaccount:latchkey-system:latchkey")
+	g.Expect(err).NotTo(HaveOccurred())
+	g.Expect(others).To(BeEmpty())
+	var reviews []string
+	for _, permission := range permissions {
+		if strings.HasSuffix(permission.Resource, "reviews") {
+			reviews = append(reviews, permission.Verb+" "+permission.Resource)
+		}
+	}
+	g.Expect(reviews).To(ConsistOf("create tokenreviews", "create subjectaccessreviews"))
+	var ofPage []string
+	for _, object := range objects {
+		if strings.HasPrefix(object.GetName(), "latchkey-status") {
+			ofPage = append(ofPage, object.GetKind()+" "+object.GetName())
+		}
+	}
+	g.Expect(ofPage).To(ConsistOf("Service latchkey-status", "ClusterRole latchkey-status-reader",
+		"ClusterRoleBinding latchkey-status-reader"))
+
+	with, err := render(t, "-f", "testdata/status-page.values.yaml", "--set", "stateAPI.enabled=true")
+	g.Expect(err).NotTo(HaveOccurred())
+	g.Expect(with).NotTo(ContainSubstring("tokenreviews"), "system:auth-delegator has the rules")
+	without, err := render(t, "-f", "testdata/status-page.values.yaml", "--set", "statusPage.secure=false")
+	g.Expect(err).NotTo(HaveOccurred())
+	g.Expect(without).To(ContainSubstring("--status-address=127.0.0.1:8444"))
+	g.Expect(without).NotTo(Or(ContainSubstring("latchkey-status"), ContainSubstring("reviews"),
+		ContainSubstring("--status-secure"), ContainSubstring("name: status")))
+}
+
+// A constraint without a labelSelector is for the manager's Pods, and the environment is the
+// chart's and that of the values.
+func TestPodValues(t *testing.T) {
+	g := NewWithT(t)
+	manifests, err := render(t, "-f", "testdata/everything.values.yaml")
+	g.Expect(err).NotTo(HaveOccurred())
+	objects, err := deployment.Decode(manifests)
+	g.Expect(err).NotTo(HaveOccurred())
+	pod, err := deployment.Pod(objects)
+	g.Expect(err).NotTo(HaveOccurred())
+	g.Expect(*pod.Spec.SecurityContext.RunAsNonRoot).To(BeTrue(), "what a value adds replaces nothing")
+	g.Expect(*pod.Spec.SecurityContext.FSGroup).To(BeEquivalentTo(65532))
+	constraints := pod.Spec.TopologySpreadConstraints
+	g.Expect(constraints).To(HaveLen(2))
+	g.Expect(constraints[0].TopologyKey).To(Equal("topology.kubernetes.io/zone"))
+	for name, value := range constraints[0].LabelSelector.MatchLabels {
+		g.Expect(pod.Labels).To(HaveKeyWithValue(name, value))
+	}
+	g.Expect(constraints[0].LabelSelector.MatchLabels).To(HaveLen(2))
+	g.Expect(constraints[1].LabelSelector.MatchLabels).To(Equal(map[string]string{"a": "b"}))
+	var names []string
+	for _, env := range pod.Spec.Containers[0].Env {
+		names = append(names, env.Name)
+	}
+	g.Expect(names).To(Equal([]string{"POD_NAMESPACE", "POD_IP", "HTTPS_PROXY", "GOMEMLIMIT"}))
 }

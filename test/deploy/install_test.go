@@ -86,7 +86,7 @@ func TestInstall(t *testing.T) {
 	binary := program(t)
 	for values, kept := range map[string]bool{"tokens": true, "state-api": false, "all-namespaces": true,
 		"impersonation": true, "constrained-impersonation": true, "kubeconfigs": true, "without-lease": true,
-		"other-names": true, "buckets": true} {
+		"other-names": true, "buckets": true, "status-page": true} {
 		t.Run(values, func(t *testing.T) {
 			g := NewWithT(t)
 			cp := start(t)
@@ -266,7 +266,7 @@ func TestEveryRuleIsNeeded(t *testing.T) {
 
 // forOthers reports whether a role is for people or Prometheus, and not for the manager.
 func forOthers(role *unstructured.Unstructured) bool {
-	return strings.HasSuffix(role.GetName(), "-metrics-reader") || strings.HasSuffix(role.GetName(), "-viewer")
+	return strings.HasSuffix(role.GetName(), "-reader") || strings.HasSuffix(role.GetName(), "-viewer")
 }
 
 func deniedSince(t *testing.T, cp *controlplane.ControlPlane, since time.Time) (denied []deployment.Request) {

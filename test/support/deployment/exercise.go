@@ -95,7 +95,7 @@ func (m *Manager) exercise(ctx context.Context, cp *controlplane.ControlPlane, p
 		}
 	}
 	if m.servesStatusPage() {
-		if err := m.exerciseStatusPage(ctx); err != nil {
+		if err := m.exerciseStatusPage(ctx, cp); err != nil {
 			return err
 		}
 	}
@@ -105,22 +105,50 @@ func (m *Manager) exercise(ctx context.Context, cp *controlplane.ControlPlane, p
 	return nil
 }
 
-// exerciseStatusPage reads the status page, as one does who may forward the Pod's port.
-func (m *Manager) exerciseStatusPage(ctx context.Context) error {
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+m.StatusAddress+"/status/view", http.NoBody)
-	if err != nil {
-		return errors.WithStack(err)
+// exerciseStatusPage reads the status page: as those do who may forward the Pod's port, or a secure
+// one as prometheus of namespace monitoring, whom the manifests must name as a reader, and without
+// permission.
+func (m *Manager) exerciseStatusPage(ctx context.Context, cp *controlplane.ControlPlane) error {
+	url, reader := "http://"+m.StatusAddress+"/status/view", ""
+	if m.hasFlag("--status-secure") {
+		url = strings.Replace(url, "http:", "https:", 1)
+		var err error
+		if reader, err = cp.Kubectl(ctx, "create", "token", "-n", "monitoring", "prometheus"); err != nil {
+			return err
+		}
+		read := func(token string) error {
+			_, err := get(ctx, insecure, url, token)
+			return err
+		}
+		if err := refusesOthers(ctx, cp, read); err != nil {
+			return errors.WithMessage(err, "the status page")
+		}
 	}
-	resp, err := http.DefaultClient.Do(req)
+	text, err := get(ctx, insecure, url, reader)
 	if err != nil {
-		return errors.Wrap(err, "reading the status page")
+		return errors.WithMessage(err, "reading the status page")
 	}
-	defer resp.Body.Close()
 	var view struct {
 		Fleet struct{ States map[string]int }
 	}
-	if err := json.NewDecoder(resp.Body).Decode(&view); err != nil || view.Fleet.States["Connected"] != len(Tenants) {
-		return errors.Errorf("the status page: %s, %v, %v", resp.Status, view, err)
+	if err := json.Unmarshal([]byte(text), &view); err != nil || view.Fleet.States["Connected"] != len(Tenants) {
+		return errors.Errorf("the status page: %v, %v", view, err)
+	}
+	return nil
+}
+
+// refusesOthers returns an error unless reading fails without a token, and with that of a tenant.
+func refusesOthers(ctx context.Context, cp *controlplane.ControlPlane, read func(token string) error) error {
+	stranger, err := cp.Kubectl(ctx, "create", "token", "-n", TenantNamespace, Tenants[0])
+	if err != nil {
+		return err
+	}
+	for token, want := range map[string]int{"": http.StatusUnauthorized, stranger: http.StatusForbidden} {
+		err := read(token)
+		var status *StatusError
+		if !errors.As(err, &status) || status.Code != want {
+			return errors.Errorf("reading without permission: %v, want status %d", err, want)
+		}
 	}
 	return nil
 }
@@ -150,18 +178,10 @@ func (m *Manager) exerciseMetrics(ctx context.Context, cp *controlplane.ControlP
 	if n := Sum(samples, "latchkey_connections", model.LabelSet{"phase": "Connected"}); n != float64(len(Tenants)) {
 		return errors.Errorf("latchkey_connections: %v are Connected", n)
 	}
-	stranger, err := cp.Kubectl(ctx, "create", "token", "-n", TenantNamespace, Tenants[0])
-	if err != nil {
-		return err
-	}
-	for token, want := range map[string]int{"": http.StatusUnauthorized, stranger: http.StatusForbidden} {
+	return errors.WithMessage(refusesOthers(ctx, cp, func(token string) error {
 		_, err := m.Metrics(ctx, token)
-		var status *StatusError
-		if !errors.As(err, &status) || status.Code != want {
-			return errors.Errorf("reading the metrics without permission: %v, want status %d", err, want)
-		}
-	}
-	return nil
+		return err
+	}), "the metrics")
 }
 
 // exerciseStateAPI reads the connections from the manager's state API, with the role for its

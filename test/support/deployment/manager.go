@@ -126,7 +126,8 @@ func Start(ctx context.Context, cp *controlplane.ControlPlane, objects []*unstru
 		m.cmd.Args = append(m.cmd.Args, "--state-api-bind-address="+m.StateAddress)
 	}
 	if m.servesStatusPage() {
-		m.cmd.Args = append(m.cmd.Args, "--status-address="+m.StatusAddress)
+		// on loopback the manager makes its own certificate
+		m.cmd.Args = append(m.cmd.Args, "--status-address="+m.StatusAddress, "--status-cert-dir=")
 	}
 	m.cmd.Args = append(m.cmd.Args, options.Args...)
 	m.cmd.Env = []string{"HOME=" + options.Dir, "PATH=" + os.Getenv("PATH"), "LATCHKEY_TEST_MAIN=1"}

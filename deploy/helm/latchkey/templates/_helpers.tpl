@@ -72,6 +72,21 @@ subjects:
 {{- end }}
 {{- end }}
 
+{{/* Whether the status page is on the network. */}}
+{{- define "latchkey.statusSecure" -}}
+{{- if and .Values.statusPage.enabled .Values.statusPage.secure }}true{{ end }}
+{{- end }}
+
+{{/* The Secrets with certificates, by the folder of /var/run/latchkey that they are in. */}}
+{{- define "latchkey.certificates" -}}
+{{- if and .Values.metrics.enabled .Values.metrics.certificateSecret }}
+metrics: {{ .Values.metrics.certificateSecret | quote }}
+{{- end }}
+{{- if include "latchkey.statusSecure" . }}
+status: {{ .Values.statusPage.certificateSecret | quote }}
+{{- end }}
+{{- end }}
+
 {{- define "latchkey.shares" -}}
 {{- if or .Values.sharing.buckets .Values.sharing.ring }}true{{ end }}
 {{- end }}
