@@ -67,12 +67,13 @@ render = bin/helm template latchkey deploy/helm/latchkey --namespace latchkey-sy
 	--set crds.keep=false $(2) > deploy/kustomize/$(1)/latchkey.yaml
 
 .PHONY: deploy
-deploy: bin/helm ## the chart's copies of config/, and deploy/kustomize from the chart
+deploy: bin/helm ## the chart's copies of config/, its table of values, and deploy/kustomize from the chart
 	cp config/crd/clusterextensions.yaml config/stateapi/state-api.yaml deploy/helm/latchkey/files/
 	cp config/admission/serviceaccount-reference.yaml deploy/helm/latchkey/files/admission.yaml
 	cp config/admission-olm/serviceaccount-reference.yaml deploy/helm/latchkey/files/admission-olm.yaml
 	go run ./hack/dashboard > deploy/observability/dashboard.json
 	cp deploy/observability/rules.yaml deploy/observability/dashboard.json deploy/helm/latchkey/files/
+	go run ./hack/chartvalues deploy/helm/latchkey
 	@$(call render,default)
 	@$(call render,state-api,--set stateAPI.enabled=true)
 

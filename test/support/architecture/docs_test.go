@@ -17,7 +17,7 @@ func pages(t *testing.T) map[string]string {
 	NewWithT(t).Expect(err).NotTo(HaveOccurred())
 	pages := map[string]string{}
 	for _, file := range append(files, root+"/README.md", root+"/CONTRIBUTING.md", root+"/SECURITY.md",
-		root+"/VERSIONING.md", root+"/CHANGELOG.md") {
+		root+"/VERSIONING.md", root+"/CHANGELOG.md", root+"/deploy/helm/latchkey/README.md") {
 		content, err := os.ReadFile(file)
 		NewWithT(t).Expect(err).NotTo(HaveOccurred())
 		pages[strings.TrimPrefix(file, root+"/")] = string(content)
