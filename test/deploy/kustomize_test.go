@@ -2,6 +2,7 @@ package deploy
 
 import (
 	"os"
+	"slices"
 	"strings"
 	"testing"
 
@@ -67,4 +68,60 @@ func TestNamesOfKustomize(t *testing.T) {
 			g.Expect(after).To(BeEmpty(), "only Helm has these")
 		})
 	}
+}
+
+// The move from deploy/kustomize to the chart and back, as the chart's README has it: Helm takes
+// over the Deployment that is there, and tenants' objects stay.
+func TestMoveFromKustomize(t *testing.T) {
+	g := NewWithT(t)
+	binary := program(t)
+	cp := start(t)
+	const example = "../../deploy/kustomize/example"
+	kubectl := func(args ...string) string {
+		out, err := cp.Kubectl(t.Context(), args...)
+		g.Expect(err).NotTo(HaveOccurred())
+		return out
+	}
+	run := func(args ...string) string {
+		out, err := helm(t.Context(), cp.Kubeconfig(), append(args, "--namespace", namespace)...)
+		g.Expect(err).NotTo(HaveOccurred())
+		return out
+	}
+	connect := func(manifests string) {
+		objects, err := deployment.Decode(manifests)
+		g.Expect(err).NotTo(HaveOccurred())
+		options := deployment.Options{Program: binary, Dir: t.TempDir()}
+		g.Expect(deployment.Exercise(t.Context(), cp, objects, options, patience)).To(Succeed())
+	}
+	uids := func(kind ...string) string {
+		return kubectl(append([]string{"get", "-n", namespace, "-o", "jsonpath={..metadata.uid}"}, kind...)...)
+	}
+
+	kubectl("apply", "-k", "../../deploy/kustomize/default") // whose role for no tenants the example leaves there
+	kubectl("apply", "-k", example)
+	g.Expect(deployment.CreateExtensions(t.Context(), cp)).To(Succeed())
+	connect(kubectl("kustomize", example))
+	extensions, manager := uids("clusterextensions.latchkey.dev"), uids("deployment", "latchkey")
+	g.Expect(extensions).NotTo(BeEmpty())
+
+	release := []string{"latchkey", chart, "--set", exampleTenants}
+	run(slices.Concat([]string{"upgrade", "--install"}, takeOver, release)...)
+	kubectl("-n", namespace, "delete", "role,rolebinding", "latchkey-without-tenants")
+	g.Expect(uids("deployment", "latchkey")).To(Equal(manager))
+	args := kubectl("get", "deployment", "latchkey", "-n", namespace, "-o",
+		"jsonpath={.spec.template.spec.containers[0].args}")
+	g.Expect(strings.Count(args, "--service-account-namespaces=")).To(Equal(1), "only the chart's")
+	connect(run("get", "manifest", "latchkey"))
+	run(slices.Concat([]string{"upgrade"}, takeOver[1:], release, []string{"--set", "log.level=debug"})...)
+	g.Expect(uids("clusterextensions.latchkey.dev")).To(Equal(extensions))
+
+	run("uninstall", "latchkey", "--wait")
+	kubectl("apply", "-k", example)
+	connect(kubectl("kustomize", example))
+	g.Expect(uids("clusterextensions.latchkey.dev")).To(Equal(extensions))
+	kubectl("delete", "-k", example, "--wait=false")
+	g.Eventually(func() error {
+		_, err := cp.Kubectl(t.Context(), "get", "crd", "clusterextensions.latchkey.dev")
+		return err
+	}).WithTimeout(patience).Should(MatchError(ContainSubstring("NotFound")), "also what the release kept")
 }
