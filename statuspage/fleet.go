@@ -31,26 +31,21 @@ type row struct {
 	// viewer gets have it.
 	SharedBy int `json:"sharedBy,omitempty"`
 
-	key    client.ObjectKey
-	cache  string      // that the extension shares; empty for none
-	scopes []usedScope // of that cache
-	search string      // what the filter searches, in lower case
+	key      client.ObjectKey
+	problems []clustercache.Problem // also muted ones
+	cache    string                 // that the extension shares; empty for none
+	scopes   []usedScope            // of that cache
+	search   string                 // what the filter searches, in lower case
 }
 
-// States of an extension in one word. A retry is no news.
-const (
-	stateConnected    = "Connected"
-	stateConnecting   = "Connecting"
-	stateDisconnected = "Disconnected"
-)
-
 func rowOf(state clustercache.ConnectionState) *row {
+	summary := state.Summary()
 	r := &row{
 		Extension: keyString(state.Extension),
-		State:     stateDisconnected,
-		Reason:    string(state.Reason),
-		Message:   cut(state.Message),
-		Since:     state.Since,
+		State:     summary.State,
+		Reason:    summary.Reason,
+		Message:   cut(summary.Message),
+		Since:     summary.Since,
 		Username:  state.Identity.Username,
 		Target:    state.Target,
 		Connects:  state.Epoch,
@@ -58,16 +53,8 @@ func rowOf(state clustercache.ConnectionState) *row {
 		Watches:   len(state.Watches),
 		Scopes:    len(state.Scopes),
 		key:       state.Extension,
+		problems:  state.Problems,
 		cache:     state.SharedCache,
-	}
-	switch {
-	case state.Phase == clustercache.PhaseConnected:
-		r.State = stateConnected
-	case state.Starting():
-		r.State = stateConnecting
-	}
-	if !state.DisconnectedSince.IsZero() {
-		r.Since = state.DisconnectedSince
 	}
 	for _, scope := range state.Scopes {
 		troubled := isTrouble(scope)

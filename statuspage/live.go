@@ -14,8 +14,9 @@ const (
 	// liveInterval is how long a stream waits after one view until the next, in which all changes
 	// meanwhile are.
 	liveInterval = 500 * time.Millisecond
-	// keepAlive is how long a stream is silent at most.
-	keepAlive = 15 * time.Second
+	// keepAlive is how long a stream is silent at most. The page takes what it has for old after three
+	// times that.
+	keepAlive = 5 * time.Second
 	// streamTime is how long a stream lasts. The page then opens another one, whose permission is
 	// checked again.
 	streamTime = 5 * time.Minute

@@ -122,12 +122,13 @@ func setSecurityHeaders(header http.Header) {
 // view returns what the query selects, now.
 func (p *Page) view(q query) (view, <-chan struct{}) {
 	state := p.fleet.current()
-	fleet, page := viewOf(q, state)
+	fleet, problems, page := viewOf(q, state)
 	return view{
 		Name:      p.name,
 		Ready:     state.ready,
 		Time:      time.Now().UTC(),
 		Fleet:     fleet,
+		Problems:  problems,
 		Page:      page,
 		Extension: selectedOf(p.fleet, q.extension),
 	}, state.changed

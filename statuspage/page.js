@@ -7,7 +7,10 @@
     ["extension", "Extension"], ["state", "State"], ["reason", "Reason"], ["since", "Since"], ["identity", "Identity"],
     ["server", "API server"], ["connects", "Connects"], ["scopes", "Scopes"],
   ];
-  const marks = { Connected: ["\u25cf", "good"], Connecting: ["\u25d0", "wait"], Disconnected: ["\u25b2", "bad"] };
+  // of each state, the worst one first: a mark, so that colour is not all that differs, and a class
+  const marks = {
+    Disconnected: ["\u25b2", "bad"], Degraded: ["\u25c6", "degraded"], Connecting: ["\u25d0", "wait"], Connected: ["\u25cf", "good"],
+  };
   const selection = Object.fromEntries(new URLSearchParams(location.search));
   let token = ""; // in this page's memory only
   let stream = null; // the request under way
@@ -17,6 +20,8 @@
   let wasLost = false;
   let heard = 0; // when the stream under way last said something, or when it was asked for; 0 if there is none
   let hasView = false; // the stream under way has sent a view
+  let asOf = 0; // when something came last that says that what is shown is so; 0 if nothing has come so far
+  let latest = null; // the view that is shown
 
   const element = (name, text, className) => {
     const e = document.createElement(name);
@@ -98,7 +103,8 @@
         problem = e.message;
       }
       heard = 0;
-      if (problem) showLive("Not live: " + problem + ". Trying again.", true);
+      if (problem && !isOld()) showLive("Not live: " + problem + ". Trying again.", true);
+      else if (problem) pause = Math.max(pause, 2000); // the page says as of when it is
       else if (Date.now() - begun > 5000) pause = 0; // a stream that ends early would begin again and again
       await new Promise((done) => setTimeout(done, pause));
       if (own.signal.aborted) return;
@@ -113,12 +119,13 @@
         const { done, value } = await reader.read();
         if (done) return;
         heard = Date.now();
+        if (hasView) asOf = heard;
         if (wasLost && hasView) showLive("Live", false); // it was silent, and goes on
         text += decoder.decode(value, { stream: true });
         for (let end = text.indexOf("\n\n"); end >= 0; end = text.indexOf("\n\n")) {
           const data = text.slice(0, end).split("\n").filter((line) => line.startsWith("data: ")).map((line) => line.slice(6));
           text = text.slice(end + 2);
-          if (data.length > 0) show(JSON.parse(data.join("\n")));
+          if (data.length > 0) receiveView(JSON.parse(data.join("\n")));
         }
       }
     } finally {
@@ -126,13 +133,20 @@
     }
   };
 
-  // showSilence says that a stream is open and nothing comes. The server says something every 15 s.
+  // oldAfter is how old in milliseconds what is shown may be. The server says something every 5 s.
+  const oldAfter = 15000;
+  // showSilence says that a stream is open and nothing comes, or as of when what is shown is.
   const showSilence = () => {
-    const silent = heard === 0 || document.hidden ? 0 : Date.now() - heard;
-    if (!hasView && silent > 3000) {
+    if (document.hidden) return;
+    const old = asOf > 0 && Date.now() - asOf > oldAfter;
+    if (byID("content").classList.contains("old") !== old) {
+      byID("content").classList.toggle("old", old);
+      if (latest) show(latest);
+    }
+    if (old) {
+      showLive("Not live: this is as of " + clockTime(asOf) + ", " + age(new Date(asOf + clockOffset).toISOString()) + " ago.", true);
+    } else if (!hasView && heard > 0 && Date.now() - heard > 3000) {
       showLive("Waiting for the server. A proxy on the way may hold back what it sends.", true);
-    } else if (hasView && silent > 40000) {
-      showLive("Not live: nothing has come for more than 40 s.", true);
     }
   };
 
@@ -157,7 +171,10 @@
     if (document.activeElement !== byID("q")) byID("q").value = selection.q || "";
     byID("state").value = selection.state || "";
     byID("problems").checked = selection.problems === "true";
-    const sort = selection.sort || "extension";
+    byID("reason").hidden = !selection.reason;
+    setText(byID("reason"), "Reason: " + (selection.reason || "") + " \u2715");
+    byID("reason").setAttribute("aria-label", "Show all reasons, not only " + (selection.reason || ""));
+    const sort = selection.sort || "state";
     for (const heading of byID("columns").children) {
       const direction = sort === heading.dataset.name ? "ascending" : sort === "-" + heading.dataset.name ? "descending" : "none";
       heading.setAttribute("aria-sort", direction);
@@ -165,14 +182,24 @@
     }
   };
 
-  const show = (view) => {
+  // receiveView shows a view that has just come.
+  const receiveView = (view) => {
     clockOffset = Date.parse(view.time) - Date.now();
     hasView = true;
+    asOf = Date.now();
+    byID("content").classList.remove("old");
+    if (wasLost || byID("live").textContent !== "Live") showLive("Live", false);
+    show(view);
+  };
+  const isOld = () => byID("content").classList.contains("old");
+
+  const show = (view) => {
+    latest = view;
     byID("sign-in").hidden = true;
     byID("content").hidden = false;
     byID("notice").hidden = view.ready;
-    if (wasLost || byID("live").textContent !== "Live") showLive("Live", false);
     showSummary(view.fleet);
+    showProblems(view);
     showRows(view.page);
     showDetails(view.extension);
   };
@@ -193,32 +220,101 @@
     });
   };
 
-  const showSummary = (fleet) => {
-    const state = (name) => fleet.states[name] || 0;
-    showPairs(byID("summary"), [
-      ["Extensions", fleet.extensions], ["Connected", state("Connected")],
-      ["Connecting", state("Connecting")],
-      ["Disconnected", state("Disconnected"), state("Disconnected") ? "bad" : ""],
-      ["Last probe failed", fleet.unhealthy, fleet.unhealthy ? "bad" : ""],
-      ["Scopes", fleet.scopes], ["Scopes that deliver nothing", fleet.troubledScopes, fleet.troubledScopes ? "wait" : ""],
-    ]);
-    const reasons = Object.keys(fleet.reasons).sort();
-    if (selection.reason && !reasons.includes(selection.reason)) reasons.push(selection.reason);
-    const group = byID("reasons");
-    const buttons = new Map([...group.children].map((b) => [b.dataset.reason, b]));
-    for (const [reason, button] of buttons) if (!reasons.includes(reason)) button.remove();
-    for (const reason of reasons) {
-      let button = buttons.get(reason);
-      if (!button) {
-        button = element("button");
-        button.type = "button";
-        button.dataset.reason = reason;
-        button.addEventListener("click", () => select({ reason: selection.reason === reason ? "" : reason }));
-        group.append(button);
-      }
-      setText(button, reason + ": " + (fleet.reasons[reason] || 0));
-      button.setAttribute("aria-pressed", String(selection.reason === reason));
+  const number = (n) => n.toLocaleString("en");
+  const counted = (n, one, many) => number(n) + " " + (n === 1 ? one : many);
+
+  // keep makes the children of a list those of items, by key, and keeps elements, and so their focus.
+  const keep = (list, items, keyOf, create, fill) => {
+    const old = new Map([...list.children].map((e) => [e.dataset.key, e]));
+    let place = list.firstChild;
+    for (const item of items) {
+      const key = keyOf(item);
+      const e = old.get(key) || create(item);
+      e.dataset.key = key;
+      old.delete(key);
+      fill(e, item);
+      if (e === place) place = place.nextSibling;
+      else list.insertBefore(e, place);
     }
+    for (const e of old.values()) e.remove();
+  };
+
+  const showSummary = (fleet) => {
+    const states = Object.keys(marks).filter((state) => fleet.states[state] || state === "Connected" || selection.state === state);
+    keep(byID("bar"), states, (state) => state, () => element("i"), (e, state) => {
+      e.className = marks[state][1];
+      e.style.flexGrow = fleet.states[state] || 0;
+      e.hidden = !fleet.states[state];
+    });
+    keep(byID("summary"), [...states, ""], (state) => state, (state) => {
+      if (!state) return element("span", "", "faint");
+      const button = element("button");
+      button.type = "button";
+      button.append(element("strong"), element("span"));
+      button.addEventListener("click", () => select({ state: selection.state === state ? "" : state, reason: "" }));
+      return button;
+    }, (e, state) => {
+      if (!state) {
+        setText(e, "of " + counted(fleet.extensions, "extension", "extensions") + ", which read " +
+          counted(fleet.scopes, "scope", "scopes") + (fleet.troubledScopes ? "; " + counted(fleet.troubledScopes, "fails", "fail") : ""));
+        return;
+      }
+      const [mark, className] = marks[state];
+      e.className = fleet.states[state] ? className : "faint";
+      setText(e.children[0], mark + " " + number(fleet.states[state] || 0));
+      setText(e.children[1], " " + state);
+      e.setAttribute("aria-pressed", String(selection.state === state && !selection.reason));
+    });
+  };
+
+  const linkTo = (extension) => {
+    const button = element("button", extension, "link");
+    button.type = "button";
+    button.addEventListener("click", () => open(extension));
+    return button;
+  };
+  const showProblems = (view) => {
+    const groups = view.problems || [];
+    const total = groups.reduce((sum, group) => sum + group.extensions, 0);
+    document.title = (total && !isOld() ? "(" + total + ") " : "") + view.name + ": connections";
+    byID("fine").hidden = groups.length > 0 || !view.ready;
+    setText(byID("fine"), isOld() ? "There were none." : view.fleet.extensions ? "None: all extensions are connected, and get their work done." : "None: there are no extensions.");
+    keep(byID("groups"), groups, (group) => group.state + " " + group.reason, (group) => {
+      const li = element("li");
+      const title = element("p", undefined, "title");
+      const show = element("button");
+      show.type = "button";
+      show.addEventListener("click", () => {
+        const on = selection.reason === group.reason && selection.state === group.state;
+        select(on ? { reason: "", state: "" } : { reason: group.reason, state: group.state, problems: "" });
+      });
+      title.append(element("strong"), show, element("span", "", "faint"));
+      li.append(title, element("p"), element("p", "", "named"), element("p", "", "faint"));
+      return li;
+    }, (li, group) => {
+      const [mark, className] = marks[group.state];
+      li.className = className;
+      const [title, advice, named, message] = li.children;
+      setText(title.children[0], mark + " " + group.reason);
+      title.children[0].className = className;
+      setText(title.children[1], counted(group.extensions, "extension", "extensions"));
+      title.children[1].setAttribute("aria-pressed", String(selection.reason === group.reason && selection.state === group.state));
+      title.children[1].setAttribute("aria-label", "Show " + counted(group.extensions, "extension", "extensions") + ": " + group.state + ", " + group.reason);
+      if (group.latest && title.children[2].dataset.latest !== group.latest) {
+        title.children[2].dataset.latest = group.latest;
+        title.children[2].replaceChildren(sinceElement(group.latest), " ago");
+        title.children[2].title = "the latest";
+      }
+      setText(advice, group.advice || group.state);
+      const names = JSON.stringify([group.named, group.extensions]);
+      if (named.dataset.names !== names) {
+        named.dataset.names = names;
+        named.replaceChildren(...group.named.map(linkTo));
+        const more = group.extensions - group.named.length;
+        if (more > 0) named.append(element("span", "and " + number(more) + " more", "faint"));
+      }
+      setText(message, group.message || "");
+    });
   };
 
   const rowElement = () => {
@@ -227,52 +323,47 @@
     heading.scope = "row";
     const button = element("button", "", "link");
     button.type = "button";
-    button.addEventListener("click", () => open(tr.dataset.extension));
+    button.addEventListener("click", () => open(tr.dataset.key));
     heading.append(button);
     tr.append(heading, element("td"), element("td", "", "long"), element("td", "", "when"), element("td", "", "long"),
       element("td", "", "long"), element("td", "", "number"), element("td", "", "number"));
+    // A narrow page shows rows as blocks: they stay rows for screen readers.
+    tr.setAttribute("role", "row");
+    for (const cell of tr.children) cell.setAttribute("role", cell === heading ? "rowheader" : "cell");
     return tr;
+  };
+  // shortIdentity returns namespace/name of a ServiceAccount's username.
+  const shortIdentity = (username) => {
+    const [system, kind, namespace, name, ...more] = username.split(":");
+    return system === "system" && kind === "serviceaccount" && name && more.length === 0 ? namespace + "/" + name : username;
   };
   const fillRow = (tr, row) => {
     const [heading, state, reason, since, identity, server, connects, scopes] = tr.children;
-    tr.dataset.extension = row.extension;
     tr.setAttribute("aria-current", String(row.extension === selection.extension));
     setText(heading.firstChild, row.extension);
     const [mark, className] = marks[row.state];
-    const unhealthy = row.state === "Connected" && !row.healthy;
-    setText(state, mark + " " + row.state + (unhealthy ? ", last probe failed" : ""));
-    state.className = unhealthy ? "bad" : className;
+    setText(state, isOld() ? "was " + row.state : mark + " " + row.state);
+    state.className = className;
     const why = [row.reason, row.message].filter(Boolean).join(": ");
     setText(reason, why);
     reason.title = why;
     if (!since.firstChild || since.firstChild.dateTime !== row.since) {
       since.replaceChildren(row.since ? sinceElement(row.since) : "");
     }
-    setText(identity, row.username || "");
+    setText(identity, shortIdentity(row.username || ""));
     identity.title = row.username || "";
     setText(server, row.target || "");
     server.title = row.target || "";
     setText(connects, String(row.connects));
-    setText(scopes, row.scopes + (row.troubled ? " (" + row.troubled + " deliver nothing)" : ""));
+    setText(scopes, row.scopes + (row.troubled ? " (" + row.troubled + " fail)" : ""));
     scopes.title = row.sharedBy > 1 ? row.sharedBy + " extensions share this cache" : "";
     scopes.className = "number" + (row.troubled ? " wait" : "");
   };
   const showRows = (page) => {
-    const body = byID("rows");
-    // A row that stays keeps its element, and so its focus.
-    const old = new Map([...body.children].map((tr) => [tr.dataset.extension, tr]));
-    let place = body.firstChild;
-    for (const row of page.rows) {
-      const tr = old.get(row.extension) || rowElement();
-      old.delete(row.extension);
-      fillRow(tr, row);
-      if (tr === place) place = place.nextSibling;
-      else body.insertBefore(tr, place);
-    }
-    for (const tr of old.values()) tr.remove();
-    setText(byID("matching"), page.matching === 1 ? "1 extension" : page.matching + " extensions");
+    keep(byID("rows"), page.rows, (row) => row.extension, rowElement, fillRow);
+    setText(byID("matching"), counted(page.matching, "extension", "extensions"));
     setText(byID("page"), page.matching === 0 ? "No rows" :
-      "Rows " + page.first + " to " + (page.first + page.rows.length - 1) + " of " + page.matching);
+      "Rows " + number(page.first) + " to " + number(page.first + page.rows.length - 1) + " of " + number(page.matching));
     byID("previous").disabled = page.number <= 1;
     byID("next").disabled = page.number >= page.pages;
     byID("previous").onclick = () => select({ page: page.number - 1 }, { keepPage: true });
@@ -289,6 +380,8 @@
       byID("timeline").dataset.version = "";
       byID("advice").hidden = true;
       setText(byID("message"), "");
+      byID("verdict").replaceChildren();
+      byID("others").replaceChildren();
       showState(null);
     }
     select({ extension }, { keepPage: true });
@@ -302,8 +395,13 @@
     if (!extension) { detailsOf = ""; return; }
     setText(byID("details-heading"), extension.extension);
     const row = extension.row;
-    setText(byID("message"), !row ? "This extension is not known here: it was deleted, or is not selected." :
-      row.message || (row.state === "Connected" ? "" : row.reason || ""));
+    const [mark, className] = row ? marks[row.state] : ["", ""];
+    byID("verdict").className = className;
+    byID("verdict").replaceChildren(...(!row ? [] : [(isOld() ? "was " : mark + " ") + row.state + (row.reason ? ": " + row.reason : "") +
+      " for ", sinceElement(row.since)]));
+    setText(byID("message"), !row ? "This extension is not known here: it was deleted, or is not selected." : row.message || "");
+    keep(byID("others"), extension.others || [], (problem) => problem.reason, () => element("li"), (li, problem) => setText(li,
+      problem.reason + (problem.muted ? " (muted)" : "") + ": " + problem.message + (problem.advice ? ". " + problem.advice : "")));
     byID("advice").hidden = !extension.advice;
     setText(byID("advice"), extension.advice ? "What to do: " + extension.advice : "");
     showTimeline(extension.timeline);
@@ -322,7 +420,7 @@
     list.dataset.version = version;
     list.replaceChildren(...entries.map((entry) => {
       const item = element("li");
-      const good = ["Connected", "ProbeSucceeded", "Rotated", "CredentialUsed"].includes(entry.what) || entry.reason === "Synced";
+      const good = ["Connected", "ProbeSucceeded", "Rotated", "CredentialUsed", "RequestsGranted"].includes(entry.what) || entry.reason === "Synced";
       item.append(timeElement(entry.time, clockTime(entry.time)),
         element("strong", entry.what + (entry.reason ? " (" + entry.reason + ")" : ""), good ? "good" : "bad"));
       if (entry.message) item.append(" " + entry.message);
@@ -394,10 +492,11 @@
     const heading = element("th");
     heading.scope = "col";
     heading.dataset.name = name;
+    heading.setAttribute("role", "columnheader");
     const button = element("button", title);
     button.type = "button";
     button.append(element("span"));
-    button.addEventListener("click", () => select({ sort: (selection.sort || "extension") === name ? "-" + name : name }));
+    button.addEventListener("click", () => select({ sort: (selection.sort || "state") === name ? "-" + name : name }));
     heading.append(button);
     byID("columns").append(heading);
   }
@@ -408,12 +507,13 @@
   });
   byID("filters").addEventListener("submit", (event) => event.preventDefault());
   byID("state").addEventListener("change", () => select({ state: byID("state").value }));
+  byID("reason").addEventListener("click", () => { select({ reason: "", state: "" }); byID("q").focus(); });
   byID("problems").addEventListener("change", () => select({ problems: byID("problems").checked ? "true" : "" }));
   byID("close").addEventListener("click", () => {
     const extension = selection.extension;
     select({ extension: "" }, { keepPage: true });
     showPanel(false);
-    const row = [...byID("rows").children].find((tr) => tr.dataset.extension === extension);
+    const row = [...byID("rows").children].find((tr) => tr.dataset.key === extension);
     (row ? row.querySelector("button") : byID("q")).focus();
   });
   byID("sign-in").addEventListener("submit", (event) => {

@@ -27,6 +27,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/latchkey-dev/latchkey/clustercache"
+	"github.com/latchkey-dev/latchkey/internal/advice"
 	"github.com/latchkey-dev/latchkey/test/support/testutil"
 )
 
@@ -133,6 +134,8 @@ func TestView(t *testing.T) {
 		named("c", connected(func(s *clustercache.ConnectionState) {
 			s.Healthy, s.Epoch = false, 7
 			s.Scopes = append(s.Scopes, scope("Secret", clustercache.StateForbidden, "denied"))
+			s.Problems = []clustercache.Problem{{Reason: clustercache.ProblemScopesFailing, Message: "no answer", Since: at(9)},
+				{Reason: clustercache.ProblemScopesForbidden, Message: "denied", Muted: true}}
 		})))
 	defer end()
 	v := viewAt(t, page, "")
@@ -140,28 +143,44 @@ func TestView(t *testing.T) {
 	g.Expect(v.Ready).To(BeTrue())
 	g.Expect(v.Fleet).To(Equal(summary{
 		Extensions: 3,
-		States:     map[string]int{"Connected": 2, "Disconnected": 1},
-		Reasons:    map[string]int{"Unauthorized": 1},
-		Unhealthy:  1,
+		States:     map[string]int{"Connected": 1, "Degraded": 1, "Disconnected": 1},
 		Scopes:     3,
 		Troubled:   1,
 	}))
-	g.Expect(names(v)).To(Equal([]string{"b", "c", "ns/a"}))
+	g.Expect(names(v)).To(Equal([]string{"ns/a", "c", "b"}), "problems first")
+	g.Expect(v.Problems).To(Equal([]problemGroup{{
+		State:      "Disconnected",
+		Reason:     "Unauthorized",
+		Extensions: 1,
+		Latest:     at(5),
+		Advice:     advice.For("Unauthorized"),
+		Named:      []string{"ns/a"},
+		Message:    "401 of Server",
+	}, {
+		State:      "Degraded",
+		Reason:     "ScopesFailing",
+		Extensions: 1,
+		Latest:     at(9),
+		Advice:     advice.For("ScopesFailing"),
+		Named:      []string{"c"},
+		Message:    "no answer",
+	}}))
+	g.Expect(v.Problems[1].Advice).NotTo(BeEmpty())
 	g.Expect(v.Extension).To(BeNil())
-	g.Expect(v.Page.Rows[2].Since).To(Equal(at(5)), "the time of the disconnect, not that of the last retry")
+	g.Expect(v.Page.Rows[0].Since).To(Equal(at(5)), "the time of the disconnect, not that of the last retry")
 
 	for parameters, want := range map[string][]string{
 		"sort=-extension": {"ns/a", "c", "b"}, "sort=connects": {"b", "ns/a", "c"}, "sort=-scopes": {"c", "b", "ns/a"},
-		"sort=state": {"b", "c", "ns/a"}, "sort=-reason": {"ns/a", "b", "c"}, "sort=since": {"b", "c", "ns/a"},
-		"sort=identity": {"ns/a", "b", "c"}, "sort=server": {"b", "c", "ns/a"},
-		"state=Disconnected": {"ns/a"}, "reason=Unauthorized": {"ns/a"}, "problems=true": {"c", "ns/a"},
-		"q=SERVER": {"b", "c", "ns/a"}, "q=ns/A": {"ns/a"}, "q=server+401": {"ns/a"}, "q=server+402": nil,
-		"q=connected&state=Connected": {"b", "c"}, "q=" + strings.Repeat("b+", 100): {"b"},
+		"sort=state": {"ns/a", "c", "b"}, "sort=-reason": {"ns/a", "c", "b"}, "sort=since": {"b", "ns/a", "c"},
+		"sort=identity": {"ns/a", "b", "c"}, "sort=server": {"b", "c", "ns/a"}, "sort=extension": {"b", "c", "ns/a"},
+		"state=Disconnected": {"ns/a"}, "reason=Unauthorized": {"ns/a"}, "problems=true": {"ns/a", "c"},
+		"q=SERVER": {"ns/a", "c", "b"}, "q=ns/A": {"ns/a"}, "q=server+401": {"ns/a"}, "q=server+402": nil,
+		"q=connected&state=Connected": {"b"}, "q=" + strings.Repeat("b+", 100): {"b"},
 	} {
 		g.Expect(names(viewAt(t, page, parameters))).To(Equal(want), parameters)
 	}
 	v = viewAt(t, page, "size=2&page=2")
-	g.Expect(names(v)).To(Equal([]string{"ns/a"}))
+	g.Expect(names(v)).To(Equal([]string{"b"}))
 	g.Expect(v.Page.First).To(Equal(3))
 	g.Expect([]int{v.Page.Number, v.Page.Pages, v.Page.Matching}).To(Equal([]int{2, 2, 3}))
 	g.Expect(viewAt(t, page, "size=2&page=9").Page.Number).To(Equal(2), "beyond the end is the end")
@@ -178,6 +197,11 @@ func TestView(t *testing.T) {
 	g.Expect(selection.Row.Reason).To(Equal("Unauthorized"))
 	g.Expect(selection.Advice).To(ContainSubstring("audiences"))
 	g.Expect(selection.Timeline).To(HaveLen(1))
+	selection = viewAt(t, page, "extension=c").Extension
+	g.Expect(selection.Advice).To(Equal(advice.For("ScopesFailing")))
+	g.Expect(selection.Others).To(HaveLen(1))
+	g.Expect(selection.Others[0].Muted).To(BeTrue())
+	g.Expect(selection.Others[0].Advice).To(Equal(advice.For("ScopesForbidden")))
 	cache.mu.Lock()
 	delete(cache.states, keyOf("ns/a"))
 	cache.mu.Unlock()
@@ -189,7 +213,7 @@ func TestView(t *testing.T) {
 	g.Expect(viewAt(t, page, "extension=never/known").Extension.Timeline).To(Equal([]entry{}))
 }
 
-// Each problem alone is one, and each column has an order of its own.
+// Each state is a problem or none, and each column has an order of its own.
 func TestProblemsAndColumns(t *testing.T) {
 	g := NewWithT(t)
 	change := func(name string, f func(*clustercache.ConnectionState)) clustercache.ConnectionState {
@@ -197,11 +221,18 @@ func TestProblemsAndColumns(t *testing.T) {
 	}
 	states := []clustercache.ConnectionState{
 		named("fine", connected()),
-		change("unhealthy", func(s *clustercache.ConnectionState) { s.Healthy = false }),
+		change("degraded", func(s *clustercache.ConnectionState) {
+			s.Problems = []clustercache.Problem{{Reason: clustercache.ProblemRequestsRefused, Since: at(3)}}
+		}),
+		change("degraded later", func(s *clustercache.ConnectionState) {
+			s.Problems = []clustercache.Problem{{Reason: clustercache.ProblemRequestsRefused, Since: at(4)}}
+		}),
+		change("muted", func(s *clustercache.ConnectionState) {
+			s.Problems = []clustercache.Problem{{Reason: clustercache.ProblemRequestsRefused, Since: at(3), Muted: true}}
+		}),
 		change("troubled", func(s *clustercache.ConnectionState) {
 			s.Scopes = []clustercache.ScopeState{scope("Secret", clustercache.StateForbidden, "denied")}
 		}),
-		change("message", func(s *clustercache.ConnectionState) { s.Message = "the newest credential is not used" }),
 		named("disconnected", disconnected(clustercache.ReasonUnauthorized, "")),
 		named("beginning", func() clustercache.ConnectionState {
 			s := disconnected(clustercache.ReasonNotStarted, "")
@@ -217,10 +248,12 @@ func TestProblemsAndColumns(t *testing.T) {
 	page, _, end := startPage(t, states...)
 	defer end()
 	v := viewAt(t, page, "problems=true")
-	g.Expect(names(v)).To(Equal([]string{"beginning", "disconnected", "message", "troubled", "unhealthy"}))
-	g.Expect(v.Page.Rows[0].State).To(Equal(stateConnecting))
+	g.Expect(names(v)).To(Equal([]string{"disconnected", "degraded later", "degraded"}))
+	g.Expect(v.Problems).To(HaveLen(2))
+	g.Expect(v.Problems[1].Named).To(Equal([]string{"degraded later", "degraded"}))
+	g.Expect(names(viewAt(t, page, ""))[3]).To(Equal("beginning"))
 	g.Expect(viewAt(t, page, "size=100000").Page.Rows).To(HaveLen(maxPageSize))
-	for column, want := range map[string]string{"state": "beginning", "-state": "disconnected", "-since": "x000",
+	for column, want := range map[string]string{"state": "disconnected", "-since": "x000",
 		"-connects": "x499", "-reason": "disconnected", "-scopes": "troubled"} {
 		g.Expect(names(viewAt(t, page, "sort="+column))[0]).To(Or(Equal(want), Equal("fine")), column)
 		if column[0] == '-' {
@@ -718,7 +751,7 @@ func TestSharedCaches(t *testing.T) {
 	}
 	expect := func(scopes, troubled int, sharedBy ...int) {
 		t.Helper()
-		v := viewAt(t, page, "extension=b")
+		v := viewAt(t, page, "extension=b&sort=extension")
 		g.Expect([]int{v.Fleet.Scopes, v.Fleet.Troubled}).To(Equal([]int{scopes, troubled}))
 		var got []int
 		for _, r := range v.Page.Rows {

@@ -21,6 +21,8 @@ const (
 	entryRotated      = "Rotated"
 	entryNotUsed      = "CredentialNotUsed"
 	entryUsed         = "CredentialUsed" // again the newest
+	entryRefused      = "RequestsRefused"
+	entryGranted      = "RequestsGranted" // or not sent again for a while
 	entryProbeFailed  = "ProbeFailed"
 	entryProbeOK      = "ProbeSucceeded"
 	entryScope        = "Scope"
@@ -57,6 +59,7 @@ type seen struct {
 	credentialSince time.Time
 	tokenExpires    time.Time
 	healthy         bool
+	refused         string                  // what requests were refused lately
 	scopes          map[string]scopeTrouble // those that do not deliver
 }
 
@@ -78,6 +81,11 @@ func seenOf(old *seen, state clustercache.ConnectionState) seen {
 		credentialSince: state.CredentialSince,
 		tokenExpires:    state.TokenExpires,
 		healthy:         state.Healthy,
+	}
+	for _, problem := range state.Problems {
+		if problem.Reason == clustercache.ProblemRequestsRefused {
+			s.refused = cut(problem.Message)
+		}
 	}
 	for _, scope := range state.Scopes {
 		name, trouble := scopeName(scope), scopeTrouble{}
@@ -163,6 +171,12 @@ func entriesBetween(old *seen, next seen, state clustercache.ConnectionState, no
 		add(state.HealthSince, entryProbeFailed, "", cut(connstate.ErrorText(state.Health.LastError)))
 	case !was.healthy && next.healthy:
 		add(state.HealthSince, entryProbeOK, "", "")
+	}
+	switch {
+	case was.refused == "" && next.refused != "":
+		add(now, entryRefused, "", next.refused)
+	case was.refused != "" && next.refused == "":
+		add(now, entryGranted, "", "or not sent again for ten minutes")
 	}
 	return append(entries, scopeEntries(was.scopes, next.scopes, state.Scopes, now)...)
 }

@@ -110,6 +110,13 @@ func TestEntriesBetween(t *testing.T) {
 			[]entry{{at(9), entryUsed, "", "the newest credential is in use"}}},
 		"connected, credential not used": {&starting, connected(func(s *state) { s.Message = "the newest is not used" }),
 			[]entry{first, {at(9), entryNotUsed, "", "the newest is not used"}}},
+		"requests refused": {new(connected()), connected(func(s *state) {
+			s.Problems = []clustercache.Problem{{Reason: clustercache.ProblemKindsNotServed, Message: "Thing"},
+				{Reason: clustercache.ProblemRequestsRefused, Message: "may not create pods", Since: at(8), Muted: true}}
+		}), []entry{{at(9), entryRefused, "", "may not create pods"}}},
+		"requests granted": {new(connected(func(s *state) {
+			s.Problems = []clustercache.Problem{{Reason: clustercache.ProblemRequestsRefused, Message: "may not create pods"}}
+		})), connected(), []entry{{at(9), entryGranted, "", "or not sent again for ten minutes"}}},
 		"probe fails": {new(connected()), connected(func(s *state) {
 			s.Healthy, s.HealthSince, s.Health.LastError = false, at(6), errors.New("timeout")
 		}), []entry{{at(6), entryProbeFailed, "", "timeout"}}},

@@ -10,6 +10,7 @@ import (
 
 	"github.com/pkg/errors"
 
+	"github.com/latchkey-dev/latchkey/clustercache"
 	"github.com/latchkey-dev/latchkey/internal/advice"
 )
 
@@ -37,16 +38,34 @@ type query struct {
 // columns has the comparison of each column to sort by.
 var columns = map[string]func(x, y *row) int{
 	"extension": func(x, y *row) int { return strings.Compare(x.Extension, y.Extension) },
-	"state":     func(x, y *row) int { return strings.Compare(x.State, y.State) },
-	"reason":    func(x, y *row) int { return strings.Compare(x.Reason, y.Reason) },
-	"since":     func(x, y *row) int { return x.Since.Compare(y.Since) },
-	"identity":  func(x, y *row) int { return strings.Compare(x.Username, y.Username) },
-	"server":    func(x, y *row) int { return strings.Compare(x.Target, y.Target) },
-	"connects":  func(x, y *row) int { return cmp.Compare(x.Connects, y.Connects) },
+	// Those with problems first, and of these the latest first.
+	"state": func(x, y *row) int {
+		if order := cmp.Compare(severity(x.State), severity(y.State)); order != 0 || !isProblem(x.State) {
+			return order
+		}
+		return y.Since.Compare(x.Since)
+	},
+	"reason":   func(x, y *row) int { return strings.Compare(x.Reason, y.Reason) },
+	"since":    func(x, y *row) int { return x.Since.Compare(y.Since) },
+	"identity": func(x, y *row) int { return strings.Compare(x.Username, y.Username) },
+	"server":   func(x, y *row) int { return strings.Compare(x.Target, y.Target) },
+	"connects": func(x, y *row) int { return cmp.Compare(x.Connects, y.Connects) },
 	"scopes": func(x, y *row) int {
 		return cmp.Or(cmp.Compare(x.Troubled, y.Troubled), cmp.Compare(x.Scopes, y.Scopes))
 	},
 }
+
+// defaultSort is the column to sort by, unless the query names one.
+const defaultSort = "state"
+
+// severity is the place of a state among those to look at: lower is worse.
+func severity(state string) int {
+	return slices.Index([]string{clustercache.SummaryDisconnected, clustercache.SummaryDegraded,
+		clustercache.SummaryConnecting, clustercache.SummaryConnected}, state)
+}
+
+// isProblem reports whether a person is to look at an extension in that state.
+func isProblem(state string) bool { return severity(state) <= severity(clustercache.SummaryDegraded) }
 
 // queryOf returns the query in the parameters of a request. The error names the wrong parameter.
 func queryOf(values url.Values) (query, error) {
@@ -55,7 +74,7 @@ func queryOf(values url.Values) (query, error) {
 		reason:    values.Get("reason"),
 		troubled:  values.Get("problems") == "true",
 		extension: values.Get("extension"),
-		sort:      "extension",
+		sort:      defaultSort,
 		page:      1,
 		size:      pageSize,
 	}
@@ -90,7 +109,9 @@ type view struct {
 	Ready bool      `json:"ready"`
 	Time  time.Time `json:"time"`
 	Fleet summary   `json:"fleet"`
-	Page  tablePage `json:"page"`
+	// Problems are why extensions are not connected, or degraded, the worst one first.
+	Problems []problemGroup `json:"problems"`
+	Page     tablePage      `json:"page"`
 	// Extension is the one that the viewer has selected, nil if none.
 	Extension *selected `json:"extension,omitempty"`
 }
@@ -99,9 +120,7 @@ type view struct {
 type summary struct {
 	Extensions int            `json:"extensions"`
 	States     map[string]int `json:"states"`
-	Reasons    map[string]int `json:"reasons"`
-	Unhealthy  int            `json:"unhealthy"` // connected, but the last probe failed
-	Scopes     int            `json:"scopes"`    // one that extensions share counts once
+	Scopes     int            `json:"scopes"` // one that extensions share counts once
 	Troubled   int            `json:"troubledScopes"`
 }
 
@@ -116,30 +135,27 @@ type tablePage struct {
 
 // selected is the extension whose details the viewer sees.
 type selected struct {
-	Extension string  `json:"extension"`
-	Row       *row    `json:"row,omitempty"` // nil if the extension is not known
-	Advice    string  `json:"advice,omitempty"`
-	Timeline  []entry `json:"timeline"`
+	Extension string `json:"extension"`
+	Row       *row   `json:"row,omitempty"` // nil if the extension is not known
+	// Advice is what to do about the reason of the row, and Others are further problems.
+	Advice   string    `json:"advice,omitempty"`
+	Others   []problem `json:"others,omitempty"`
+	Timeline []entry   `json:"timeline"`
 }
 
 // viewOf returns what the query selects.
-func viewOf(q query, state fleetState) (summary, tablePage) {
+func viewOf(q query, state fleetState) (summary, []problemGroup, tablePage) {
+	var groups groups
 	fleet := summary{
 		Extensions: len(state.rows),
 		States:     map[string]int{},
-		Reasons:    map[string]int{},
 		Scopes:     state.scopes,
 		Troubled:   state.troubled,
 	}
 	var matching []*row
 	for _, r := range state.rows {
 		fleet.States[r.State]++
-		if r.Reason != "" {
-			fleet.Reasons[r.Reason]++
-		}
-		if isUnhealthy(r) {
-			fleet.Unhealthy++
-		}
+		groups.add(r)
 		if r.cache == "" {
 			fleet.Scopes += r.Scopes
 			fleet.Troubled += r.Troubled
@@ -165,16 +181,14 @@ func viewOf(q query, state fleetState) (summary, tablePage) {
 			page.Rows = append(page.Rows, r.withSharers(state.sharers))
 		}
 	}
-	return fleet, page
+	return fleet, groups.sorted(), page
 }
-
-func isUnhealthy(r *row) bool { return r.State == stateConnected && !r.Healthy }
 
 func matches(q query, r *row) bool {
 	if q.state != "" && q.state != r.State || q.reason != "" && q.reason != r.Reason {
 		return false
 	}
-	if q.troubled && r.State == stateConnected && r.Healthy && r.Troubled == 0 && r.Message == "" {
+	if q.troubled && !isProblem(r.State) {
 		return false
 	}
 	return !slices.ContainsFunc(q.words, func(word string) bool { return !strings.Contains(r.search, word) })
@@ -187,8 +201,14 @@ func selectedOf(f *fleet, extension string) *selected {
 	}
 	timeline, r := f.timeline(keyOf(extension))
 	s := &selected{Extension: extension, Row: r, Timeline: timeline}
-	if r != nil && r.State != stateConnected {
-		s.Advice = advice.For(r.Reason)
+	if r == nil {
+		return s
+	}
+	s.Advice = advice.For(r.Reason)
+	for _, p := range r.problems {
+		if p.Muted || string(p.Reason) != r.Reason {
+			s.Others = append(s.Others, problem{p, advice.For(string(p.Reason))})
+		}
 	}
 	return s
 }

@@ -17,7 +17,10 @@ import (
 	. "github.com/onsi/gomega"
 )
 
-var update = flag.Bool("update", false, "write the pictures of docs")
+var (
+	update   = flag.Bool("update", false, "write the pictures of docs")
+	pictures = flag.String("pictures", "", "the folder to write all pictures into")
+)
 
 // patience bounds waits on a loaded machine.
 const patience = time.Minute
@@ -113,6 +116,24 @@ func (b *browser) eventually(selector string, matcher OmegaMatcher) {
 		WithPolling(50*time.Millisecond).Should(matcher, selector)
 }
 
+// click clicks on an element, once it is there and nothing covers it.
+func (b *browser) click(selector string) {
+	b.Helper()
+	var center []float64
+	NewWithT(b.T).Eventually(func() []float64 {
+		center = evaluate[[]float64](b, fmt.Sprintf(`(() => {
+			const e = document.querySelector(%q);
+			if (!e) return [];
+			e.scrollIntoView({block: "nearest"});
+			const r = e.getBoundingClientRect();
+			const [x, y] = [(r.left + r.right) / 2, (r.top + r.bottom) / 2];
+			return e.contains(document.elementFromPoint(x, y)) ? [x, y] : [];
+		})()`, selector))
+		return center
+	}).WithTimeout(patience).WithPolling(50*time.Millisecond).Should(HaveLen(2), selector)
+	b.run(chromedp.MouseClickXY(center[0], center[1]))
+}
+
 // typeInto replaces the text of an input with what the keys give.
 func (b *browser) typeInto(selector, keys string) {
 	b.Helper()
@@ -174,13 +195,32 @@ func (b *browser) axe() (found []string) {
 	return found
 }
 
-// picture writes a picture of the page for docs, with -update.
+// docsPicture writes a picture of the page for docs, with -update.
+func (b *browser) docsPicture(name string) {
+	b.Helper()
+	b.picture(name)
+	if *update {
+		b.write("../../docs", name)
+	}
+}
+
+// picture writes a picture of the page for people who look at it, with -pictures.
 func (b *browser) picture(name string) {
 	b.Helper()
-	if !*update {
-		return
+	if *pictures != "" {
+		b.write(*pictures, name)
 	}
+}
+
+func (b *browser) write(folder, name string) {
+	b.Helper()
 	content, err := chromedp.Run(b.ctx, chromedp.CaptureScreenshot())
 	NewWithT(b.T).Expect(err).NotTo(HaveOccurred())
-	NewWithT(b.T).Expect(os.WriteFile(filepath.Join("../../docs", name), content, 0o644)).To(Succeed())
+	NewWithT(b.T).Expect(os.WriteFile(filepath.Join(folder, name), content, 0o644)).To(Succeed())
+}
+
+// resize gives the page another size.
+func (b *browser) resize(width, height int64) {
+	b.Helper()
+	b.run(chromedp.EmulateViewport(width, height))
 }

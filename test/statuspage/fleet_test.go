@@ -131,7 +131,7 @@ func TestLargeFleet(t *testing.T) {
 	}()
 	b := openBrowser(t)
 	b.run(chromedp.Navigate(server.URL + "/?extension=team-001/extension-00001"))
-	b.eventually("#page", Equal("Rows 1 to 50 of 10000"))
+	b.eventually("#page", Equal("Rows 1 to 50 of 10,000"))
 	b.eventually("#cost", Equal("2 informers with 15 objects in memory."))
 	b.eventually("#scopes", And(ContainSubstring("Deployment of apps/v1"), ContainSubstring("Forbidden")))
 	evaluate[chromedp.Void](b, `
@@ -141,14 +141,14 @@ func TestLargeFleet(t *testing.T) {
 		requestAnimationFrame(frame);`)
 	for n := range 5 {
 		before := evaluate[int](b, "frames.length")
-		b.run(chromedp.Click("#next"))
-		b.eventually("#page", Equal(fmt.Sprintf("Rows %d to %d of 10000", 51+50*n, 100+50*n)))
+		b.click("#next")
+		b.eventually("#page", Equal(fmt.Sprintf("Rows %d to %d of 10,000", 51+50*n, 100+50*n)))
 		g.Eventually(func() int { return evaluate[int](b, "frames.length") }).WithTimeout(patience).
 			Should(BeNumerically(">", before+60))
 	}
 	b.typeInto("#q", "extension-0999")
 	b.eventually("#matching", Equal("10 extensions"))
-	b.run(chromedp.Click(`#columns th[data-name="since"] button`))
+	b.click(`#columns th[data-name="since"] button`)
 	frames := evaluate[[]float64](b,
 		"[frames.toSorted((x, y) => x - y)].map((f) => [f[f.length >> 1], f[Math.floor(f.length * .99)], f.at(-1)])[0]")
 	t.Logf("frames: median %.0f ms, 99th percentile %.0f ms, longest %.0f ms", frames[0], frames[1], frames[2])
