@@ -21,7 +21,8 @@ func TestAddScopes(t *testing.T) {
 		return []degraded.Fault{{What: "Deployment.apps in namespace n", Why: "why", Since: at(minute)}}
 	}
 	for n, state := range []scopedcache.State{scopedcache.StateSyncing, scopedcache.StateSynced,
-		scopedcache.StateForbidden, scopedcache.StateNotServed, scopedcache.StateFailing, scopedcache.StatePartial, scopedcache.StateLive} {
+		scopedcache.StateForbidden, scopedcache.StateNotServed, scopedcache.StateFailing, scopedcache.StatePartial,
+		scopedcache.StateLive} {
 		AddScopes(&facts, []scopedcache.ScopeState{{
 			GVK:       schema.GroupVersionKind{Group: "apps", Version: "v1", Kind: "Deployment"},
 			Scope:     scopedcache.Scope{Namespace: "n"},
