@@ -559,7 +559,8 @@ func TestAlertsOfAHostOperator(t *testing.T) {
 			"--serviceaccount="+deployment.TenantNamespace+":blue")
 		c, err := cc.GetClient(t.Context(), blue)
 		g.Expect(err).NotTo(HaveOccurred())
-		g.Eventually(func() error { return c.Create(t.Context(), configMap.DeepCopy()) }).WithTimeout(patience).Should(Succeed())
+		g.Eventually(func() error { return c.Create(t.Context(), configMap.DeepCopy()) }).WithTimeout(patience).
+			Should(Succeed())
 	})
 	p.fires(t, "LatchkeyInformersFail", func(g Gomega) {
 		watch(g, "unknown", fields.OneTermEqualSelector("data.unknown", "a"), clustercache.EnqueueFor(blue))
