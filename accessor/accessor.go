@@ -55,6 +55,9 @@ type identityAccessor struct {
 	attempt     *attempt       // the one that was created last
 	record      *recordOf      // of permissions; nil before the first connect, and if there is none
 	compared    *comparedState // as last reported; nil before
+
+	hadProblems  atomic.Bool // there were problems when it was asked last
+	seenProblems string      // as problemsChanged saw them last
 }
 
 func newAccessor(set *Set, key client.ObjectKey, lease *fence.Term) *identityAccessor {

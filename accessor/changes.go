@@ -17,7 +17,6 @@ type comparedState struct {
 	target              string
 	tokenExpires        time.Time
 	mutedHere           string
-	refused             string // what was refused lately, and when that began
 }
 
 // compared returns what subscribers must know of the state.
@@ -43,11 +42,6 @@ func (a *identityAccessor) reportIfChangedLocked() {
 	state := a.stateLocked()
 	now := state.compared()
 	now.mutedHere = a.mutedHereLocked()
-	if a.conn != nil {
-		for _, one := range a.conn.RefusedLately(time.Now()) {
-			now.refused += one.String() + one.Since.String()
-		}
-	}
 	if a.compared == nil || now != *a.compared {
 		a.compared = &now
 		a.reportChange()
@@ -59,11 +53,15 @@ func (a *identityAccessor) reportIfChangedLocked() {
 func (a *identityAccessor) reportChange() { a.set.options.States.Changed(a.key) }
 
 // reportUnseenChanges reports the changes that come without a step: a served request ends a series
-// of failed probes, one member's probe fails for all members of a target, and a token is renewed.
+// of failed probes, one member's probe fails for all members of a target, a token is renewed, and
+// requests are refused, or were refused long ago.
 func (s *Set) reportUnseenChanges() {
 	s.each(func(a *identityAccessor) {
 		if a.look() {
 			a.step(lifecycle.Looked{}, eventPayload{}) // which reports
+		}
+		if s.options.States.HasSubscribers() && a.problemsChanged() {
+			a.reportChange()
 		}
 	})
 }

@@ -42,6 +42,7 @@ type Options struct {
 	Leads          func() bool       // whether this replica has all extensions; nil unless one replica leads
 	Record         bool              // each extension has a record of permissions
 	Muted          []degraded.Reason // reasons for which extensions do not count as degraded
+	OnlyMuted      bool              // extensions mute nothing by themselves
 	ReplicasShare  bool              // replicas share the extensions: accessors are given up one by one
 
 	// Wake requests a Reconcile of that extension soon. Wake must not block.

@@ -1,6 +1,8 @@
 package accessor
 
 import (
+	"fmt"
+	"strings"
 	"time"
 
 	"github.com/latchkey-dev/latchkey/accessor/internal/connection"
@@ -14,10 +16,34 @@ const MuteAnnotation = "latchkey.dev/mute"
 
 // mutedHereLocked returns the extension's own MuteAnnotation. The caller holds mu.
 func (a *identityAccessor) mutedHereLocked() string {
-	if a.object == nil {
+	if a.object == nil || a.set.options.OnlyMuted {
 		return ""
 	}
 	return a.object.GetAnnotations()[MuteAnnotation]
+}
+
+// problemsChanged reports whether the problems are others than at its last call. Only the goroutine
+// that looks at all accessors calls it. Some problems end by time, without an event.
+func (a *identityAccessor) problemsChanged() bool {
+	if !a.hadProblems.Load() && !a.wasRefused() {
+		return false
+	}
+	a.hadProblems.Store(false)
+	var now strings.Builder
+	for _, p := range a.problems() {
+		fmt.Fprintf(&now, "%s %t %d %s\n", p.Reason, p.Muted, p.Since.UnixNano(), p.Message)
+	}
+	if now.String() == a.seenProblems {
+		return false
+	}
+	a.seenProblems = now.String()
+	return true
+}
+
+// wasRefused reports whether a request of a controller was refused lately.
+func (a *identityAccessor) wasRefused() bool {
+	conn := a.published.Load().conn
+	return conn != nil && len(conn.RefusedLately(time.Now())) > 0
 }
 
 // problems returns what keeps the extension from its work although it is connected.
@@ -28,7 +54,7 @@ func (a *identityAccessor) problems() []degraded.Problem {
 	if conn == nil {
 		return nil
 	}
-	state.Scopes = conn.Scopes()
+	state.Scopes = conn.UnsortedScopes()
 	return a.problemsOf(&state, conn, mutedHere)
 }
 
@@ -48,29 +74,41 @@ func (a *identityAccessor) problemsOf(state *State, conn *connection.Connection,
 	for _, one := range conn.RefusedLately(time.Now()) {
 		facts.Refused = append(facts.Refused, degraded.Fault{What: "may not " + one.String(), Since: one.Since})
 	}
-	return degraded.Problems(facts)
+	problems := degraded.Problems(facts)
+	if len(problems) > 0 {
+		a.hadProblems.Store(true)
+	}
+	return problems
 }
 
-// AddScopes adds the scopes of a connection's cache that do not have what they should. Members of
-// sets that only try where the identity is permitted are not among the scopes, and kinds that are
-// read live are as they should be.
+// AddScopes adds the scopes of a connection's cache that do not have what something needs. Scopes
+// that are only tried, by sets of namespaces or on the way to one that serves a read, are not
+// missed, and kinds that are read live are as they should be.
 func AddScopes(facts *degraded.Facts, scopes []scopedcache.ScopeState) {
-	for _, scope := range scopes {
-		fault := degraded.Fault{
-			What:  scope.GVK.GroupKind().String(),
-			Why:   connstate.ErrorText(scope.LastError),
-			Since: scope.Since,
-		}
-		if where := scope.Scope.String(); where != "" {
-			fault.What += " in " + where
-		}
+	for n := range scopes {
+		scope := &scopes[n]
+		var faults *[]degraded.Fault
 		switch scope.State {
 		case scopedcache.StateFailing:
-			facts.Failing = append(facts.Failing, fault)
+			faults = &facts.Failing
 		case scopedcache.StateForbidden:
-			facts.Forbidden = append(facts.Forbidden, fault)
+			faults = &facts.Forbidden
 		case scopedcache.StateNotServed:
-			facts.NotServed = append(facts.NotServed, fault)
+			faults = &facts.NotServed
+		default:
+			continue
 		}
+		if scope.State != scopedcache.StateFailing && !scope.Missed {
+			continue
+		}
+		what := scope.GVK.GroupKind().String()
+		if where := scope.Scope.String(); where != "" {
+			what += " in " + where
+		}
+		*faults = append(*faults, degraded.Fault{
+			What:  what,
+			Why:   connstate.ErrorText(scope.LastError),
+			Since: scope.Since,
+		})
 	}
 }

@@ -29,11 +29,12 @@ func TestAddScopes(t *testing.T) {
 			State:     state,
 			Since:     at(n),
 			LastError: errors.New("why"),
-		}})
+			Missed:    true,
+		}, {State: state, Since: at(n + 10), LastError: errors.New("tried")}})
 	}
 	g.Expect(facts).To(Equal(degraded.Facts{
 		Forbidden: fault(2),
 		NotServed: fault(3),
-		Failing:   fault(4),
+		Failing:   append(fault(4), degraded.Fault{Why: "tried", Since: at(14)}),
 	}))
 }

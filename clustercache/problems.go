@@ -59,6 +59,8 @@ const MuteAnnotation = accessor.MuteAnnotation
 type ProblemOptions struct {
 	// Mute has reasons that a tenant causes, for all extensions; see MuteAnnotation.
 	Mute []ProblemReason
+	// IgnoreAnnotation keeps extensions from muting anything by MuteAnnotation.
+	IgnoreAnnotation bool
 }
 
 func (o *ProblemOptions) check() error {

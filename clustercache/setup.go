@@ -135,6 +135,7 @@ func (o *Options) setup(ctx context.Context, mgr manager.Manager, controllerOpti
 		Leads:          r.owner.leads(),
 		Record:         o.Permissions.Record,
 		Muted:          o.Problems.Mute,
+		OnlyMuted:      o.Problems.IgnoreAnnotation,
 		ReplicasShare:  r.owner.shares(),
 		Wake:           r.wake,
 		Changed:        hub.Changed,

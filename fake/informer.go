@@ -86,7 +86,7 @@ func (i *informer) state() scopedcache.ScopeState {
 	}
 	switch running := i.current(); {
 	case running == nil:
-		state.LastError = i.conn.forbidden(i.gvk, i.namespace, "", "list")
+		state.LastError, state.Missed = i.conn.forbidden(i.gvk, i.namespace, "", "list"), true
 	case running.HasSynced():
 		state.State, state.Objects = scopedcache.StateSynced, len(running.GetStore().ListKeys())
 	default:

@@ -27,7 +27,7 @@ type entry struct {
 	ofSet   atomic.Bool // set under entries.mu: a holder hands handlers over from other informers
 	end     func()      // set under entries.mu when the scope starts to run
 
-	live atomic.Pointer[time.Time] // since when Gets go to the API server instead; nil for none
+	live atomic.Pointer[liveUse] // of the Gets that go to the API server instead; nil for none
 
 	mail mailbox // events for the run of the scope
 

@@ -177,6 +177,9 @@ func (r *reader) mayGet(ctx context.Context, k *kind, mapping *meta.RESTMapping,
 	return forbidden
 }
 
+// liveUse is how Gets in a namespace go to the API server.
+type liveUse struct{ since, last time.Time }
+
 // markLive records that Gets in a namespace go to the API server instead of the scope that would
 // serve them.
 func (r *reader) markLive(k *kind, namespace string) {
@@ -184,24 +187,30 @@ func (r *reader) markLive(k *kind, namespace string) {
 	if of == nil {
 		return
 	}
-	if e := of.entry; e.live.Load() == nil && e.live.CompareAndSwap(nil, new(time.Now())) {
+	e := of.entry
+	now := time.Now()
+	use := &liveUse{since: now, last: now}
+	before := e.live.Load()
+	if began := before != nil && e.isLive(before, now); began {
+		use.since = before.since
+		e.live.CompareAndSwap(before, use)
+	} else if e.live.CompareAndSwap(before, use) {
 		r.user.changed()
 	}
 }
 
-// endLive records that a Get was refused that would have gone to the API server.
-func (r *reader) endLive(k *kind, namespace string) {
-	if of := r.unselected(k, namespace); of != nil && of.entry.live.Swap(nil) != nil {
-		r.user.changed()
-	}
+// isLive reports whether a Get went to the API server lately: within the time in which a permission
+// may be remembered.
+func (s *entry) isLive(use *liveUse, now time.Time) bool {
+	return now.Sub(use.last) < 2*s.env.options.AccessReviewInterval
 }
 
 // asLive returns a snapshot of the scope in which reads see it: if Gets go to the API server, it is
 // Live, unless a holder needs the informer that there is not.
 func (s *entry) asLive(now ScopeState) ScopeState {
-	since := s.live.Load()
-	if since != nil && now.State == StateForbidden && len(now.Dependents) == 0 {
-		now.State, now.Since = StateLive, *since
+	use := s.live.Load()
+	if use != nil && s.isLive(use, time.Now()) && now.State == StateForbidden && len(now.Dependents) == 0 {
+		now.State, now.Since = StateLive, use.since
 	}
 	return now
 }

@@ -187,7 +187,7 @@ func TestLiveGetAnswers(t *testing.T) {
 	})
 }
 
-// The state is Live until a Get is refused.
+// The state is Live only as long as Gets succeed.
 func TestLiveEnds(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g := NewWithT(t)
@@ -202,14 +202,9 @@ func TestLiveEnds(t *testing.T) {
 		g.Expect(statesOf(c)).To(Equal([]State{StateLive}))
 		g.Expect(c.States()[0].Since).To(Equal(since))
 		s.get.Store(http.StatusForbidden)
-		time.Sleep(time.Hour)
-		g.Expect(statesOf(c)).To(Equal([]State{StateLive}), "no Get was refused")
 		g.Expect(get(t, c, "a")).To(Satisfy(apierrors.IsForbidden))
+		time.Sleep(2 * time.Minute)
 		g.Expect(statesOf(c)).To(Equal([]State{StateForbidden}))
-		s.get.Store(0)
-		time.Sleep(time.Minute)
-		g.Expect(get(t, c, "a")).To(Succeed())
-		g.Expect(statesOf(c)).To(Equal([]State{StateLive}))
 	})
 }
 

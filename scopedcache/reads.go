@@ -29,6 +29,14 @@ func (r *reader) Get(ctx context.Context, name client.ObjectKey, object client.O
 	if err != nil {
 		return err
 	}
+	if err = r.get(ctx, kind, name, object, opts); err != nil {
+		r.noteMissed(ctx, kind, name.Namespace, err)
+	}
+	return err
+}
+
+func (r *reader) get(ctx context.Context, kind *kind, name client.ObjectKey, object client.Object,
+	opts []client.GetOption) (err error) {
 	own := ownwrites.WantedByGet(opts) && r.env.writes.Concern(kind.gvk.GroupKind(), name)
 	if running := r.ready(kind, name.Namespace); running != nil && !own && r.user.runs() {
 		r.note(ctx, running)
@@ -47,10 +55,7 @@ func (r *reader) Get(ctx context.Context, name client.ObjectKey, object client.O
 		defer cancel()
 		running, err = r.await(bounded, kind, &read, name.Namespace)
 		if r.env.options.LiveGet && apierrors.IsForbidden(err) {
-			if err = r.getLive(bounded, kind, name, object, err); apierrors.IsForbidden(err) {
-				r.endLive(kind, name.Namespace)
-			}
-			return err
+			return r.getLive(bounded, kind, name, object, err)
 		}
 		if err != nil {
 			return err
@@ -68,6 +73,14 @@ func (r *reader) List(ctx context.Context, list client.ObjectList, opts ...clien
 	}
 	var options client.ListOptions
 	options.ApplyOptions(opts)
+	if err = r.list(ctx, kind, list, options, opts); err != nil {
+		r.noteMissed(ctx, kind, options.Namespace, err)
+	}
+	return err
+}
+
+func (r *reader) list(ctx context.Context, kind *kind, list client.ObjectList, options client.ListOptions,
+	opts []client.ListOption) (err error) {
 	configured := len(kind.config.namespaces) > 0
 	own := ownwrites.WantedByList(opts) && r.env.writes.Concern(kind.gvk.GroupKind(), types.NamespacedName{})
 	if running := r.ready(kind, options.Namespace); running != nil && !configured && !own && r.user.runs() {

@@ -50,9 +50,9 @@ const (
 	StateLeft State = "Left"
 	// StateLive means that the API server denies the identity list or watch, but that Gets of objects
 	// that the identity may get go to the API server: see LiveGet of [Options]. There is no informer.
-	// LastError says why. The state lasts from a Get that found its object until a Get is refused, or
-	// the identity may list and watch. Only States of [Cache] has this state, and only for scopes
-	// without a holder, which are Forbidden otherwise.
+	// LastError says why. The state lasts for two AccessReviewIntervals after the last Get that found
+	// its object. Only States of [Cache] has this state, and only for scopes without a holder, which
+	// are Forbidden otherwise.
 	StateLive State = "Live"
 )
 
@@ -73,4 +73,8 @@ type ScopeState struct {
 	// Dependents are the holders of the scope, sorted: Name and Dependent of HoldOptions, with a
 	// space between. Readers are not included. Dependents is empty in calls of OnStateChange.
 	Dependents []string
+	// Missed says that something needs what the scope does not have now: a holder, a user of the
+	// informer that GetInformer returned, or a read that was Forbidden, or of a kind that is not
+	// served, in the last ten minutes. Missed is false in calls of OnStateChange.
+	Missed bool
 }

@@ -23,10 +23,12 @@ type use struct {
 	asked atomic.Bool // access is reviewed because the user is new to a scope that is Forbidden
 
 	// What keeps the use: see neededLocked.
-	holds     int         // guarded by entries.mu: the number of the user's handles
-	pinned    bool        // guarded by entries.mu: GetInformer returned the informer
-	waiting   int         // guarded by entries.mu: the number of the user's reads that wait
-	recent    atomic.Bool // set by each read, cleared at each check for idleness
+	holds   int         // guarded by entries.mu: the number of the user's handles
+	pinned  bool        // guarded by entries.mu: GetInformer returned the informer
+	waiting int         // guarded by entries.mu: the number of the user's reads that wait
+	recent  atomic.Bool // set by each read, cleared at each check for idleness
+	// missed is when a read was refused last because of what the scope lacks, in Unix nanoseconds.
+	missed    atomic.Int64
 	tried     atomic.Bool // set under entries.mu: all holders are sets that try where they are allowed
 	endedIdle bool        // set before gone is opened: ended because no one read it
 	last      bool        // set before gone is opened: the scope ended with it
@@ -295,6 +297,7 @@ func (u *use) snapshot() ScopeState {
 	}
 	snapshot := u.entry.snapshot()
 	snapshot.Dependents = u.dependents()
+	snapshot.Missed = u.isMissed(snapshot)
 	return snapshot
 }
 

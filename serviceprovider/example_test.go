@@ -144,7 +144,10 @@ func ExampleCluster_Watch() {
 	watch := func(ctx context.Context, order *v1alpha1.Mailbox, tenant *serviceprovider.Cluster) error {
 		orders := order.Namespace
 		return tenant.Watch(ctx, &corev1.ConfigMap{}, func(_ context.Context, object client.Object) []ctrl.Request {
-			name := object.GetLabels()["mail.example.com/order"]
+			name, found := object.GetLabels()["mail.example.com/order"]
+			if !found {
+				return nil
+			}
 			return []ctrl.Request{{NamespacedName: types.NamespacedName{Namespace: orders, Name: name}}}
 		}, serviceprovider.InScope(clustercache.Scope{Namespace: namespace}))
 	}

@@ -186,7 +186,8 @@ func keepTransition(was, now []metav1.Condition, at time.Time) {
 		before := meta.FindStatusCondition(was, now[n].Type)
 		switch changed := &now[n].LastTransitionTime; {
 		case before == nil:
-		case before.Status == now[n].Status && changed.Before(&before.LastTransitionTime):
+		case before.Status == now[n].Status && (now[n].Type == v1alpha1.ConditionHealthy ||
+			changed.Before(&before.LastTransitionTime)): // the first of several problems may end before the others
 			*changed = before.LastTransitionTime
 		case before.Status == now[n].Status:
 		case !before.LastTransitionTime.Before(changed):

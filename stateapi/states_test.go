@@ -145,7 +145,7 @@ func TestDegraded(t *testing.T) {
 // The time of a condition is that of its last change, although a problem that ends leaves none.
 func TestKeepTransition(t *testing.T) {
 	of := func(status metav1.ConditionStatus, minute int) []metav1.Condition {
-		return []metav1.Condition{{Type: "Healthy", Status: status, LastTransitionTime: metav1.NewTime(at(minute))}}
+		return []metav1.Condition{{Type: "Connected", Status: status, LastTransitionTime: metav1.NewTime(at(minute))}}
 	}
 	for name, test := range map[string]struct {
 		was, now []metav1.Condition
@@ -161,6 +161,10 @@ func TestKeepTransition(t *testing.T) {
 		keepTransition(test.was, test.now, at(9))
 		NewWithT(t).Expect(test.now[0].LastTransitionTime.Time).To(Equal(at(test.minute)), name)
 	}
+	was, now := of("False", 5), of("False", 6)
+	was[0].Type, now[0].Type = "Healthy", "Healthy"
+	keepTransition(was, now, at(9))
+	NewWithT(t).Expect(now[0].LastTransitionTime.Time).To(Equal(at(5)), "another problem")
 }
 
 // A retry of a connection that was lost shows as Disconnected, and changes nothing.

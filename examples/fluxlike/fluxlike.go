@@ -172,9 +172,8 @@ func (r *reconciler) report(ctx context.Context, connection clustercache.Bound, 
 		released.Status, released.Reason, released.Message = metav1.ConditionFalse, "Forbidden", err.Error()
 		if missing := missingPermissions(ctx, connection, release); missing != nil {
 			released.Message += "; " + missing.Error() // the extension source calls when one is granted
-		} else {
-			result.RequeueAfter = time.Minute // a quota or a policy refuses it, of which no event tells
 		}
+		result.RequeueAfter = time.Minute // or a quota or a policy refuses it, of which no event tells
 	case err != nil:
 		released.Status, released.Reason, released.Message = metav1.ConditionFalse, reasonOf(err), err.Error()
 		retry = err

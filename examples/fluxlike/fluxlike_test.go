@@ -35,7 +35,7 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-const patience = 60 * time.Second
+const patience = 2 * time.Minute // more than AccessReviewInterval
 
 // world is the operator on an API server of envtest, and the administrator's client.
 type world struct {
@@ -54,9 +54,9 @@ func newWorld(t *testing.T) *world {
 	g := NewWithT(t)
 	env := &envtest.Environment{CRDDirectoryPaths: []string{"config/crd.yaml"}, ErrorIfCRDPathMissing: true}
 	w := &world{g: g, ctx: t.Context(), env: env}
+	t.Cleanup(func() { g.Expect(env.Stop()).To(Succeed()) }) // the manager has ended: its cleanup runs first
 	config, err := env.Start()
 	g.Expect(err).NotTo(HaveOccurred(), "KUBEBUILDER_ASSETS is the folder that setup-envtest prints")
-	t.Cleanup(func() { g.Expect(env.Stop()).To(Succeed()) }) // the manager has ended: its cleanup runs first
 	scheme := runtime.NewScheme()
 	g.Expect(clientgoscheme.AddToScheme(scheme)).To(Succeed())
 	g.Expect(AddToScheme(scheme)).To(Succeed())

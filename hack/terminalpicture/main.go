@@ -78,7 +78,7 @@ func rowsOf(line string) (rows []row) {
 		style = fmt.Sprintf(` fill="%s"`, colors[words[0]])
 		if len(words) > 1 {
 			_, after, _ := strings.Cut(line, words[0])
-			indent = len(line) - len(strings.TrimLeft(after, " ")) // below the second word
+			indent = min(len(line)-len(strings.TrimLeft(after, " ")), columns/2) // below the second word
 		}
 	case strings.HasPrefix(line, "["):
 		style = ` font-weight="bold"`

@@ -81,10 +81,18 @@ func Problems(f Facts) (all []Problem) {
 		RequestsRefused:   f.Refused,
 		KindsNotServed:    f.NotServed,
 	}
+	mutedHere := mutedBy(f.MutedHere)
 	for _, reason := range Reasons {
-		if list := faults[reason]; len(list) > 0 {
-			all = append(all, Problem{reason, messageOf(list), sinceOf(list), f.isMuted(reason)})
+		list := faults[reason]
+		if len(list) == 0 {
+			continue
 		}
+		slices.SortStableFunc(list, func(x, y Fault) int { // the same message as long as the same is wrong
+			return cmp.Or(x.Since.Compare(y.Since), strings.Compare(x.What, y.What))
+		})
+		muted := slices.Contains(ByTenants, reason) &&
+			(slices.Contains(f.Muted, reason) || slices.Contains(mutedHere, reason))
+		all = append(all, Problem{reason, messageOf(list), sinceOf(list), muted})
 	}
 	slices.SortStableFunc(all, func(x, y Problem) int { return cmp.Compare(place(x.Muted), place(y.Muted)) })
 	return all
@@ -97,26 +105,33 @@ func place(muted bool) int {
 	return 0
 }
 
-func (f *Facts) isMuted(reason Reason) bool {
-	if !slices.Contains(ByTenants, reason) {
-		return false
+// maxMuted is the longest value of the annotation that counts: a tenant chooses it.
+const maxMuted = 256
+
+// mutedBy returns the reasons in the value of the annotation.
+func mutedBy(value string) (reasons []Reason) {
+	if value == "" || len(value) > maxMuted {
+		return nil
 	}
-	if slices.Contains(f.Muted, reason) {
-		return true
+	for _, word := range strings.FieldsFunc(value, func(r rune) bool { return r == ',' || r == ' ' }) {
+		if word == MuteAll {
+			return ByTenants
+		}
+		reasons = append(reasons, Reason(word))
 	}
-	words := strings.FieldsFunc(f.MutedHere, func(r rune) bool { return r == ',' || r == ' ' })
-	return slices.Contains(words, string(reason)) || slices.Contains(words, MuteAll)
+	return reasons
 }
 
 // messageOf returns the first fault, and how many more there are.
 func messageOf(faults []Fault) string {
 	text := faults[0].What
-	switch why := untrusted.Shorten(faults[0].Why); {
+	switch why := faults[0].Why; {
 	case text == "":
 		text = why
 	case why != "":
 		text += ": " + why
 	}
+	text = untrusted.Shorten(text)
 	if more := len(faults) - 1; more > 0 {
 		text += fmt.Sprintf(" (and %d more)", more)
 	}

@@ -39,7 +39,7 @@ func everything() Facts {
 		Credential: fault("", "expired", 5),
 		Refused:    append(fault("may not create pods", "", 4), fault("may not get pods", "", 3)...),
 		Failing:    fault("Pod", "broken", 7),
-		Forbidden:  append(fault("Pod", "denied", 8), Fault{What: "Secret"}),
+		Forbidden:  append(fault("Pod", "denied", 8), Fault{What: "Secret", Since: at(9)}),
 		NotServed:  fault("Thing", "", 9),
 	}
 }
@@ -50,7 +50,7 @@ func TestOrderAndMuting(t *testing.T) {
 	all := Problems(everything())
 	g.Expect(reasonsOf(all)).To(Equal(Reasons))
 	g.Expect(all[3]).To(Equal(Problem{Reason: ScopesForbidden, Message: "Pod: denied (and 1 more)", Since: at(8)}))
-	g.Expect(all[4]).To(Equal(Problem{Reason: RequestsRefused, Message: "may not create pods (and 1 more)", Since: at(3)}))
+	g.Expect(all[4]).To(Equal(Problem{Reason: RequestsRefused, Message: "may not get pods (and 1 more)", Since: at(3)}))
 	g.Expect(Is(all)).To(BeTrue())
 
 	rest := []Reason{ProbesFailing, ScopesFailing}

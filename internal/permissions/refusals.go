@@ -35,18 +35,20 @@ type Refused struct {
 }
 
 // NoteAnswer records what an answer says about the permission that its request needed. text is the
-// beginning of an answer with status 403, up to MaxText. It returns true if a permission was
-// refused that was not before.
-func (r *Refusals) NoteAnswer(needed Permission, status int, text []byte, at time.Time) (isNew bool) {
+// beginning of an answer with status 403, up to MaxText.
+func (r *Refusals) NoteAnswer(needed Permission, status int, text []byte, at time.Time) {
 	switch {
 	case status == http.StatusForbidden && !needed.IsProxied():
 		message := messageOf(text)
 		verb, name := Refusal(needed, message)
-		if verb != "" {
+		switch {
+		case verb != "":
+			if verb != needed.Verb && (verb == "create" || verb == Bind || verb == Escalate) {
+				r.Served(needed) // what the request itself needed was granted
+			}
 			needed.Verb, needed.Name = verb, name
-			return r.Note(needed, at)
-		}
-		if admission.MatchString(message) {
+			r.Note(needed, at)
+		case admission.MatchString(message):
 			r.Served(needed)
 		}
 	case isPermitted(&needed, status):
@@ -56,34 +58,40 @@ func (r *Refusals) NoteAnswer(needed Permission, status int, text []byte, at tim
 			r.Served(needed)
 		}
 	}
-	return false
 }
 
-// Note records that a permission was refused. It returns false if it was refused already.
-func (r *Refusals) Note(p Permission, at time.Time) (isNew bool) {
+// Note records that a permission was refused. What the default roles of Kubernetes give to each
+// user is none that a controller asks for: latchkey discovers, and asks for itself.
+func (r *Refusals) Note(p Permission, at time.Time) {
 	p.normalize()
-	if r == nil || slices.Index(knownVerbs, p.Verb) < 0 || !keyOf(&p).isPresentable() ||
+	if r == nil || slices.Index(knownVerbs, p.Verb) < 0 || isEverybodys(&p) || !keyOf(&p).isPresentable() ||
 		p.Name != "" && !untrusted.IsPresentable(p.Name) {
-		return false
+		return
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.all = slices.DeleteFunc(r.all, func(one Refused) bool { return at.Sub(one.Last) >= RefusedFor })
+	r.pruneLocked(at)
 	if n := slices.IndexFunc(r.all, func(one Refused) bool { return one.Permission == p }); n >= 0 {
 		r.all[n].Last = at
-		return false
+		return
 	}
-	if len(r.all) == maxRefusals {
+	added := Refused{p.clone(), at, at}
+	if len(r.all) == maxRefusals { // in the place of the oldest, and as if it had been refused as long
 		oldest := 0
 		for n := range r.all {
 			if r.all[n].Last.Before(r.all[oldest].Last) {
 				oldest = n
 			}
 		}
+		added.Since = r.all[oldest].Since
 		r.all = slices.Delete(r.all, oldest, oldest+1)
 	}
-	r.all = append(r.all, Refused{p.clone(), at, at})
-	return true
+	r.all = append(r.all, added)
+}
+
+// pruneLocked forgets what was refused too long ago. The caller holds mu.
+func (r *Refusals) pruneLocked(now time.Time) {
+	r.all = slices.DeleteFunc(r.all, func(one Refused) bool { return now.Sub(one.Last) >= RefusedFor })
 }
 
 // clone returns a permission whose strings are its own.
@@ -105,34 +113,34 @@ func (r *Refusals) Served(p Permission) {
 	defer r.mu.Unlock()
 	r.all = slices.DeleteFunc(r.all, func(one Refused) bool {
 		refused := verb(slices.Index(knownVerbs, one.Verb))
-		anyName := p.Name == "" || refused == create || refused >= bind
+		// A name restricts no creation, but that of subresources.
+		anyName := p.Name == "" || refused == create && one.Subresource == ""
 		return keyOf(&one.Permission) == keyOf(&p) && (anyName || p.Name == one.Name) &&
 			(int(refused) == served || verb(served).grants(refused))
 	})
 }
 
-// Lately returns what was refused less than RefusedFor ago and not granted since, the latest first.
-func (r *Refusals) Lately(now time.Time) (lately []Refused) {
+// Lately returns what was refused less than RefusedFor ago and not granted since, in the order in
+// which that began.
+func (r *Refusals) Lately(now time.Time) []Refused {
 	if r == nil {
 		return nil
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	for _, one := range r.all {
-		if now.Sub(one.Last) < RefusedFor {
-			lately = append(lately, one)
-		}
-	}
+	r.pruneLocked(now)
+	lately := slices.Clone(r.all)
 	slices.SortFunc(lately, func(x, y Refused) int {
-		return cmp.Or(y.Last.Compare(x.Last), strings.Compare(x.Object(), y.Object()), strings.Compare(x.Verb, y.Verb))
+		return cmp.Or(x.Since.Compare(y.Since), strings.Compare(x.String(), y.String()))
 	})
 	return lately
 }
 
-// IsEmpty reports whether nothing was refused, or is not granted since.
-func (r *Refusals) IsEmpty() bool {
+// IsEmpty reports whether nothing was refused lately that is not granted since.
+func (r *Refusals) IsEmpty(now time.Time) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
+	r.pruneLocked(now)
 	return len(r.all) == 0
 }
 

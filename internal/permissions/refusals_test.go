@@ -25,10 +25,10 @@ func TestRefusals(t *testing.T) {
 	g := NewWithT(t)
 	r := &Refusals{}
 	create := Permission{Verb: "create", Resource: "pods", Namespace: "n"}
-	g.Expect(r.IsEmpty()).To(BeTrue())
-	g.Expect(r.NoteAnswer(create, 403, forbidden("create", "pods"), start)).To(BeTrue())
-	g.Expect(r.NoteAnswer(create, 403, forbidden("create", "pods"), start.Add(time.Minute))).To(BeFalse())
-	g.Expect(r.IsEmpty()).To(BeFalse())
+	g.Expect(r.IsEmpty(start)).To(BeTrue())
+	r.NoteAnswer(create, 403, forbidden("create", "pods"), start)
+	r.NoteAnswer(create, 403, forbidden("create", "pods"), start.Add(time.Minute))
+	g.Expect(r.IsEmpty(start)).To(BeFalse())
 	lately := r.Lately(start.Add(time.Minute + RefusedFor - 1))
 	g.Expect(lately).To(Equal([]Refused{{create, start, start.Add(time.Minute)}}))
 	g.Expect(r.Lately(start.Add(time.Minute + RefusedFor))).To(BeEmpty())
@@ -38,9 +38,11 @@ func TestRefusals(t *testing.T) {
 		r := &Refusals{}
 		r.NoteAnswer(create, 403, forbidden("create", "pods"), start)
 		r.NoteAnswer(create, status, nil, start)
-		g.Expect(r.IsEmpty()).To(Equal(!stays), fmt.Sprint(status))
+		g.Expect(r.IsEmpty(start)).To(Equal(!stays), fmt.Sprint(status))
 	}
-	g.Expect(r.NoteAnswer(create, 403, []byte("<html>"), start)).To(BeFalse(), "not an API server's")
+	g.Expect(r.IsEmpty(start.Add(time.Hour))).To(BeTrue())
+	r.NoteAnswer(create, 403, []byte("<html>"), start)
+	g.Expect(r.IsEmpty(start)).To(BeTrue(), "not an API server's")
 }
 
 // What was refused beside the request itself is granted with the request.
@@ -51,19 +53,39 @@ func TestRefusalsOfOthers(t *testing.T) {
 		return Permission{Verb: verb, Group: "rbac.authorization.k8s.io", Resource: "roles", Namespace: "n", Name: name}
 	}
 	r.Note(of(Escalate, "x"), start)
+	r.Note(of(Escalate, "y"), start)
 	r.Note(of("get", "a"), start)
 	r.Note(of("get", "b"), start.Add(1))
 	r.Note(of("create", ""), start)
 	r.Served(of("get", "a"))
+	const where = ` in namespace n`
 	g.Expect(textsOf(r.Lately(start))).To(Equal([]string{
-		`get roles.rbac.authorization.k8s.io "b" in namespace n`,
-		`create roles.rbac.authorization.k8s.io in namespace n`,
-		`escalate roles.rbac.authorization.k8s.io "x" in namespace n`,
+		`create roles.rbac.authorization.k8s.io` + where,
+		`escalate roles.rbac.authorization.k8s.io "x"` + where,
+		`escalate roles.rbac.authorization.k8s.io "y"` + where,
+		`get roles.rbac.authorization.k8s.io "b"` + where,
 	}))
 	r.NoteAnswer(of("patch", "x"), 201, nil, start)
-	g.Expect(textsOf(r.Lately(start))).To(Equal([]string{`get roles.rbac.authorization.k8s.io "b" in namespace n`}))
+	g.Expect(textsOf(r.Lately(start))).To(Equal([]string{`escalate roles.rbac.authorization.k8s.io "y"` + where,
+		`get roles.rbac.authorization.k8s.io "b"` + where}))
 	r.Served(of("get", ""))
-	g.Expect(r.IsEmpty()).To(BeTrue(), "all names")
+	r.Served(of("update", "y"))
+	g.Expect(r.IsEmpty(start)).To(BeTrue(), "all names")
+
+	token := of("create", "b")
+	token.Group, token.Resource, token.Subresource = "", "serviceaccounts", "token"
+	r.Note(token, start)
+	other := token
+	other.Name = "a"
+	r.Served(other)
+	g.Expect(r.IsEmpty(start)).To(BeFalse(), "a name restricts the creation of a subresource")
+	r.Served(token)
+
+	// A 403 that names another verb shows that the request's own was granted.
+	r.Note(of("patch", "x"), start)
+	r.NoteAnswer(of("patch", "x"), 403, []byte(`{"kind":"Status","message":"roles.rbac.authorization.k8s.io is forbidden: `+
+		`User \"u\" cannot create resource \"roles\""}`), start)
+	g.Expect(textsOf(r.Lately(start))).To(Equal([]string{`create roles.rbac.authorization.k8s.io "x"` + where}))
 }
 
 // Refusals take little memory, whatever is asked for, and show no names that are none.
@@ -75,13 +97,19 @@ func TestRefusalsAreBounded(t *testing.T) {
 	}
 	lately := r.Lately(start)
 	g.Expect(lately).To(HaveLen(maxRefusals))
-	g.Expect(lately[0].Namespace).To(Equal("n99"))
-	g.Expect(lately[maxRefusals-1].Namespace).To(Equal("n92"))
+	var namespaces []string
+	for _, one := range lately {
+		namespaces = append(namespaces, one.Namespace)
+		g.Expect(one.Since).To(BeTemporally("<", start.Add(maxRefusals)), "since the first ones were refused")
+	}
+	g.Expect(namespaces).To(ConsistOf("n92", "n93", "n94", "n95", "n96", "n97", "n98", "n99"))
 	r = &Refusals{}
 	r.Note(get("n", "a\u202eb"), start)
 	r.Note(Permission{Verb: "list", Group: "*", Resource: "*"}, start)
 	r.Note(Permission{Verb: "impersonate", Resource: "users"}, start)
-	g.Expect(r.IsEmpty()).To(BeTrue())
+	r.Note(Permission{Verb: "get", Path: "/readyz"}, start)
+	r.Note(Permission{Verb: "create", Group: "authorization.k8s.io", Resource: "selfsubjectaccessreviews"}, start)
+	g.Expect(r.IsEmpty(start)).To(BeTrue())
 	var none *Refusals
 	none.Note(get("n", "a"), start)
 	none.Served(get("n", "a"))

@@ -26,14 +26,14 @@ func TestGreeterEndToEnd(t *testing.T) {
 		t.Skip("-short: the test starts etcd and kube-apiserver")
 	}
 	env := &envtest.Environment{} // with a kind of yours: CRDDirectoryPaths
-	if _, err := env.Start(); err != nil {
-		t.Fatal(err)
-	}
 	t.Cleanup(func() {
 		if err := env.Stop(); err != nil {
 			t.Error(err)
 		}
 	})
+	if _, err := env.Start(); err != nil {
+		t.Fatal(err)
+	}
 	cc := startOperator(t, env)
 
 	admin, err := client.New(env.Config, client.Options{})
@@ -115,7 +115,7 @@ func startOperator(t *testing.T, env *envtest.Environment) clustercache.ClusterC
 // eventually waits until done returns true.
 func eventually(t *testing.T, what string, done func() bool) {
 	t.Helper()
-	err := wait.PollUntilContextTimeout(t.Context(), 20*time.Millisecond, time.Minute, true,
+	err := wait.PollUntilContextTimeout(t.Context(), 20*time.Millisecond, 2*time.Minute, true,
 		func(context.Context) (bool, error) { return done(), nil })
 	if err != nil {
 		t.Fatalf("waiting until %s: %v", what, err)

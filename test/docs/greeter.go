@@ -3,6 +3,7 @@ package docs
 import (
 	"context"
 	"errors"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -50,7 +51,8 @@ func (r *greeter) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Result,
 		WithData(map[string]string{"hello": "world"})
 	err = c.Apply(ctx, greeting, client.FieldOwner("greeter"), client.ForceOwnership)
 	if apierrors.IsForbidden(err) {
-		return ctrl.Result{}, nil // the source calls again when the permission is granted
+		// The source calls when a permission is granted; but it may be a quota, of which no event comes.
+		return ctrl.Result{RequeueAfter: time.Minute}, nil
 	}
 	return ctrl.Result{}, err
 }

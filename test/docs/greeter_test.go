@@ -1,7 +1,9 @@
 package docs
 
 import (
+	"context"
 	"testing"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -25,15 +27,17 @@ func TestGreeter(t *testing.T) {
 	if err := events.Watch(cc.GetExtensionSource("greeter", clustercache.EnqueueExtension)); err != nil {
 		t.Fatal(err)
 	}
-	r := &greeter{cc}
+	r, result := &greeter{cc}, ctrl.Result{}
 	reconcile := func() { // what an event requests
 		t.Helper()
-		request, err := events.Next(t.Context())
+		ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+		defer cancel()
+		request, err := events.Next(ctx)
 		if err != nil {
 			t.Fatal(err)
 		}
-		if result, err := r.Reconcile(t.Context(), request); err != nil || result != (ctrl.Result{}) {
-			t.Fatal(result, err) // events suffice: nothing is tried again by itself
+		if result, err = r.Reconcile(ctx, request); err != nil {
+			t.Fatal(err)
 		}
 	}
 	get := func() error {
@@ -43,8 +47,8 @@ func TestGreeter(t *testing.T) {
 
 	cc.ForbidWrites(blue, configMaps, "team-blue")
 	reconcile()
-	if err := get(); !apierrors.IsNotFound(err) {
-		t.Fatal("written without permission:", err)
+	if err := get(); !apierrors.IsNotFound(err) || result.RequeueAfter == 0 {
+		t.Fatal("written without permission, or not tried again:", err, result)
 	}
 	cc.AllowWrites(blue, configMaps, "team-blue")
 	reconcile()
@@ -52,5 +56,7 @@ func TestGreeter(t *testing.T) {
 		t.Fatal(err)
 	}
 	cc.Disconnect(blue, clustercache.ReasonServiceAccountNotFound)
-	reconcile()
+	if reconcile(); result != (ctrl.Result{}) {
+		t.Fatal("the source calls again: ", result)
+	}
 }

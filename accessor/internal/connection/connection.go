@@ -191,16 +191,20 @@ func (c *Connection) bind(ctx context.Context) (context.Context, context.CancelF
 
 // Scopes returns the states of the cache's scopes, sorted; none before the cache's first use.
 func (c *Connection) Scopes() []scopedcache.ScopeState {
-	h := c.builtClients.Load()
-	if h == nil {
-		return nil
-	}
-	states := h.Cache.States()
+	states := c.UnsortedScopes()
 	slices.SortFunc(states, func(x, y scopedcache.ScopeState) int {
 		return cmp.Or(cmp.Compare(x.GVK.String(), y.GVK.String()), cmp.Compare(x.Representation, y.Representation),
 			cmp.Compare(x.Scope.String(), y.Scope.String()))
 	})
 	return states
+}
+
+// UnsortedScopes is Scopes in no particular order.
+func (c *Connection) UnsortedScopes() []scopedcache.ScopeState {
+	if h := c.builtClients.Load(); h != nil {
+		return h.Cache.States()
+	}
+	return nil
 }
 
 // OwnScopes returns the states of the cache's scopes that no other connection shares.

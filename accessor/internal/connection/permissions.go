@@ -17,12 +17,12 @@ func (c *Connection) SetRecord(record *permissions.Record, refused func()) {
 }
 
 // notesPermissions reports whether answers with that status say something that is to be recorded.
-func (c *Connection) notesPermissions(status int) bool {
+func (c *Connection) notesPermissions(status int, now time.Time) bool {
 	if c.record != nil || status == http.StatusForbidden {
 		return true
 	}
 	refusals := c.refusals.Load()
-	return refusals != nil && !refusals.IsEmpty()
+	return refusals != nil && !refusals.IsEmpty(now)
 }
 
 // notePermission records what an answer says about the permission that its request needed.
@@ -31,11 +31,16 @@ func (c *Connection) notePermission(req *http.Request, resp *http.Response, now 
 	if !ok {
 		return
 	}
+	refused := resp.StatusCode == http.StatusForbidden
+	ofScope := refused && permissions.IsByInformer(req.Context()) // whose state says it
+	if c.record == nil && ofScope {
+		return
+	}
 	var text []byte
-	if resp.StatusCode == http.StatusForbidden && !needed.IsProxied() {
+	if refused && !needed.IsProxied() {
 		text = peek(resp)
 	}
-	if !permissions.IsByInformer(req.Context()) { // else the state of the scope says it
+	if !ofScope {
 		c.refusalsFor(resp.StatusCode).NoteAnswer(needed, resp.StatusCode, text, now)
 	}
 	if c.record.NoteAnswer(needed, resp.StatusCode, text, now) && c.refused != nil {

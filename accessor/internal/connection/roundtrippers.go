@@ -124,7 +124,7 @@ func (r observingRoundTripper) RoundTrip(req *http.Request) (*http.Response, err
 		return resp, err
 	}
 	now := time.Now()
-	if r.conn.notesPermissions(resp.StatusCode) {
+	if r.conn.notesPermissions(resp.StatusCode, now) {
 		r.conn.notePermission(req, resp, now)
 	}
 	switch {

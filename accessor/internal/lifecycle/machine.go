@@ -45,28 +45,28 @@ type Machine struct {
 	disconnectedSince time.Time        // since when there is no connection, zero while connected
 	announced         announcement     // the content of the last notification
 
-	target           TargetID     // zero if there is no credential
-	credential       CredentialID // in use, or to be used by a connect; zero if there is none
-	usedSince        time.Time    // since when the connection uses credential; zero while not connected
-	resolution       Resolution   // that the credential was opened for
-	rotation         *rotation    // a newer credential that may replace it, nil if there is none
-	rotationErr      error        // why the newest credential is not in use; only while connected
-	rotationErrSince time.Time    // since when there is a rotationErr
-	renewedAt        time.Time    // when a newer credential was last tried at once
-	attempt          attempt      // the attempt under way; zero if there is none
-	connection       AttemptID    // the attempt that created the connection; zero while not connected
-	stated           connstate.Identity
-	epoch            int64 // number of connects so far
-	backoff          wait.Backoff
-	nextConnect      time.Time    // the next connect does not begin before this time
-	deniedUntil      time.Time    // until when a connect that was denied is repeated; zero if none was
-	denials          wait.Backoff // while deniedUntil is set
-	health           connstate.Health
-	healthy          bool      // as last noticed
-	healthSince      time.Time // of healthy
-	probeReason      probeReason
-	throttled        throttled
-	lastID           uint64 // the last ID of a credential or attempt
+	target        TargetID     // zero if there is no credential
+	credential    CredentialID // in use, or to be used by a connect; zero if there is none
+	usedSince     time.Time    // since when the connection uses credential; zero while not connected
+	resolution    Resolution   // that the credential was opened for
+	rotation      *rotation    // a newer credential that may replace it, nil if there is none
+	rotationErr   error        // why the newest credential is not in use; only while connected
+	rotationSince time.Time    // since when there is one
+	renewedAt     time.Time    // when a newer credential was last tried at once
+	attempt       attempt      // the attempt under way; zero if there is none
+	connection    AttemptID    // the attempt that created the connection; zero while not connected
+	stated        connstate.Identity
+	epoch         int64 // number of connects so far
+	backoff       wait.Backoff
+	nextConnect   time.Time    // the next connect does not begin before this time
+	deniedUntil   time.Time    // until when a connect that was denied is repeated; zero if none was
+	denials       wait.Backoff // while deniedUntil is set
+	health        connstate.Health
+	healthy       bool      // as last noticed
+	healthSince   time.Time // of healthy
+	probeReason   probeReason
+	throttled     throttled
+	lastID        uint64 // the last ID of a credential or attempt
 }
 
 // announcement is the last notification of the extension sources about an extension that is not
@@ -358,9 +358,7 @@ func (m *Machine) Snapshot(now time.Time, seen Observed) Snapshot {
 	}
 	if m.phase == connstate.PhaseConnected {
 		s.Health = seen.health(m.health).WithTarget(seen.Target)
-		if s.Err = m.rotationErr; s.Err != nil {
-			s.ErrSince = m.rotationErrSince
-		}
+		s.Err, s.ErrSince = m.rotationErr, m.rotationSince
 		s.Proven = !s.Health.LastProbeTime.After(s.Health.LastProbeSuccessTime)
 		s.Healthy = m.isHealthy(now, seen, s.Health)
 	}

@@ -85,7 +85,7 @@ func (s rotating) reportRotationError(cause error) {
 		return
 	}
 	if s.rotationErr == nil {
-		s.rotationErrSince = s.now
+		s.rotationSince = s.now
 	}
 	s.rotationErr = cause
 	s.notify()

@@ -12,7 +12,8 @@ import (
 
 var update = flag.Bool("update", false, "write the pictures of docs/benchmarks.md")
 
-// The pictures of docs/benchmarks.md show the results in testdata, which are those of its tables.
+// The pictures of docs/benchmarks.md show the results in testdata, of the run that its tables are
+// about.
 func TestPictures(t *testing.T) {
 	g := NewWithT(t)
 	text, err := os.ReadFile(filepath.Join("testdata", "results.json"))

@@ -125,8 +125,11 @@ status: {{ .Values.statusPage.certificateSecret | quote }}
 {{- end }}
 {{- end }}
 
-{{/* Two servers of the manager cannot have one port. */}}
+{{/* Two servers of the manager cannot have one port, and a page that is off is not secure. */}}
 {{- define "latchkey.checkPorts" -}}
+{{- if and .Values.statusPage.secure (not .Values.statusPage.enabled) }}
+{{- fail "statusPage.secure: also set statusPage.enabled=true" }}
+{{- end }}
 {{- $ports := dict "8081" "the probes" }}
 {{- range $name := list "metrics" "stateAPI" "statusPage" }}
 {{- $server := index $.Values $name }}
