@@ -467,7 +467,7 @@ func TestAlertsOfKubeconfigs(t *testing.T) {
 	}, func(g Gomega) {
 		p.kubectl(t, g, "patch", "secret", "blue-kubeconfig", "-n", deployment.TenantNamespace, "-p",
 			`{"data": {"value": "`+before+`"}}`)
-	})
+	}, "LatchkeyExtensionsDegraded")
 
 	p.fires(t, "LatchkeyPoolIsFull", func(g Gomega) {
 		var manifests strings.Builder
