@@ -1,6 +1,7 @@
 package connection
 
 import (
+	"cmp"
 	"context"
 	"slices"
 	"sync"
@@ -331,4 +332,30 @@ func (b *boundCache) WaitForCacheSync(ctx context.Context) (synced bool) {
 		return nil
 	})
 	return synced && err == nil
+}
+
+// Scopes returns the states of the cache's scopes, sorted; none before the cache's first use.
+func (c *Connection) Scopes() []scopedcache.ScopeState {
+	states := c.UnsortedScopes()
+	slices.SortFunc(states, func(x, y scopedcache.ScopeState) int {
+		return cmp.Or(cmp.Compare(x.GVK.String(), y.GVK.String()), cmp.Compare(x.Representation, y.Representation),
+			cmp.Compare(x.Scope.String(), y.Scope.String()))
+	})
+	return states
+}
+
+// UnsortedScopes is Scopes in no particular order.
+func (c *Connection) UnsortedScopes() []scopedcache.ScopeState {
+	if h := c.builtClients.Load(); h != nil {
+		return h.Cache.States()
+	}
+	return nil
+}
+
+// OwnScopes returns the states of the cache's scopes that no other connection shares.
+func (c *Connection) OwnScopes() []scopedcache.ScopeState {
+	if h := c.builtClients.Load(); h != nil {
+		return h.Cache.(*boundCache).ownStates()
+	}
+	return nil
 }

@@ -1,7 +1,6 @@
 package connection
 
 import (
-	"cmp"
 	"context"
 	"net/http"
 	"slices"
@@ -187,32 +186,6 @@ func (c *Connection) bind(ctx context.Context) (context.Context, context.CancelF
 		cancel(nil)
 		cancelTimeout()
 	}
-}
-
-// Scopes returns the states of the cache's scopes, sorted; none before the cache's first use.
-func (c *Connection) Scopes() []scopedcache.ScopeState {
-	states := c.UnsortedScopes()
-	slices.SortFunc(states, func(x, y scopedcache.ScopeState) int {
-		return cmp.Or(cmp.Compare(x.GVK.String(), y.GVK.String()), cmp.Compare(x.Representation, y.Representation),
-			cmp.Compare(x.Scope.String(), y.Scope.String()))
-	})
-	return states
-}
-
-// UnsortedScopes is Scopes in no particular order.
-func (c *Connection) UnsortedScopes() []scopedcache.ScopeState {
-	if h := c.builtClients.Load(); h != nil {
-		return h.Cache.States()
-	}
-	return nil
-}
-
-// OwnScopes returns the states of the cache's scopes that no other connection shares.
-func (c *Connection) OwnScopes() []scopedcache.ScopeState {
-	if h := c.builtClients.Load(); h != nil {
-		return h.Cache.(*boundCache).ownStates()
-	}
-	return nil
 }
 
 // SetIdentity sets the identity that the API server stated. Call it once, before others get the
