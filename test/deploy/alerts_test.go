@@ -595,7 +595,7 @@ func TestEveryAlertIsTested(t *testing.T) {
 			g.Expect(rule["annotations"]).To(HaveKeyWithValue("runbook_url",
 				"https://github.com/latchkey-dev/latchkey/blob/main/docs/operations.md#"+strings.ToLower(name)))
 			g.Expect(string(page)).To(MatchRegexp(`(?m)^### `+name+`$\n\n(.+\n)+\n(.+\n)*\*\*What to do\*\*: .{40,}`), name)
-			g.Expect(string(rulesTest)).To(MatchRegexp(`alertname="?:? ?"?`+name+`\b`), name)
+			g.Expect(string(rulesTest)).To(MatchRegexp(`alertname[=:] ?"?`+name+`\b`), name)
 			if _, ok := fired.Load(name); ranAll {
 				g.Expect(ok).To(BeTrue(), "no end-to-end test has seen %s", name)
 			}
