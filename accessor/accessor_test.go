@@ -298,7 +298,7 @@ func (d *driver) reconcile(name string) time.Duration {
 		return 0
 	}
 	if others {
-		d.RemoveNotOwned(client.ObjectKey{Name: name}, types.UID(uid))
+		d.RemoveNotOwned(&metav1.PartialObjectMetadata{ObjectMeta: metav1.ObjectMeta{Name: name, UID: types.UID(uid)}})
 		return 0
 	}
 	term := d.fence.Term()

@@ -52,7 +52,7 @@ func (a *identityAccessor) commitLocked(effect lifecycle.Effect, payload eventPa
 		previous.conn.Leave()
 		a.conn = nil
 	case lifecycle.Unregister:
-		a.set.unregister(a)
+		a.set.unregister(a, e.NotOwned)
 		a.reportChange()
 	case lifecycle.RefuseRequests:
 		a.answered = a.requests.Refuse(a.published.Load().err)

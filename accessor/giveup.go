@@ -23,8 +23,12 @@ const answerTimeout = 2 * time.Second
 
 // unregister makes an extension unknown, if a is still its accessor. Until a is done, a is among
 // draining.
-func (s *Set) unregister(a *identityAccessor) {
+// One that exists, and is not this replica's any more, is noted before. The caller holds a's mu.
+func (s *Set) unregister(a *identityAccessor, notOwned bool) {
 	s.draining.Store(a, struct{}{}) // before it is unknown, so that GiveUp sees it here or there
+	if current, _ := s.byKey.Load(a.key); current == a && notOwned && a.object != nil {
+		s.noteNotOwned(a.key, notOwnedOf(a.object))
+	}
 	s.byKey.Compute(a.key, func(current *identityAccessor, _ bool) (*identityAccessor, xsync.ComputeOp) {
 		if current == a {
 			return nil, xsync.DeleteOp
@@ -101,7 +105,6 @@ func (s *Set) GiveUp(ctx context.Context, share func(client.Object) bool) error 
 		if object := a.lastObject(); object != nil && share(object) {
 			ending.Go(func() error {
 				a.leave(lifecycle.GiveUp{Cause: errGivenUp})
-				s.notOwned.Store(a.key, object.GetUID())
 				return nil
 			})
 		}

@@ -172,7 +172,7 @@ func TestGiveUpCuts(t *testing.T) {
 func TestGiveUpAwaitsTasks(t *testing.T) {
 	for name, before := range map[string]func(*Set, *identityAccessor){
 		"connected": func(*Set, *identityAccessor) {},
-		"not owned": func(s *Set, a *identityAccessor) { s.RemoveNotOwned(red, a.uid()) },
+		"not owned": func(s *Set, a *identityAccessor) { s.RemoveNotOwned(a.lastObject()) },
 		"filtered":  func(s *Set, _ *identityAccessor) { s.Remove(red, Filtered) },
 		"deleted":   func(s *Set, _ *identityAccessor) { s.Remove(red, Deleted) },
 	} {

@@ -24,9 +24,22 @@ type registry struct {
 	// checkKey returns why no extension can have a key; nil for any key
 	checkKey      func(client.ObjectKey) error
 	replicasShare bool // replicas share the extensions, so what is unknown here may be another's
-	// notOwned has the UIDs of the extensions that were reconciled, and are not this replica's.
-	notOwned *xsync.Map[client.ObjectKey, types.UID]
+	// notOwned has the extensions that were reconciled, and are not this replica's.
+	notOwned *xsync.Map[client.ObjectKey, NotOwned]
 }
+
+// NotOwned is an extension that exists, and is not this replica's.
+type NotOwned struct {
+	UID     types.UID
+	Created time.Time
+}
+
+func notOwnedOf(object client.Object) NotOwned {
+	return NotOwned{UID: object.GetUID(), Created: object.GetCreationTimestamp().Time}
+}
+
+// NotOwned returns an extension that exists, and is not this replica's, or false for any other.
+func (r *registry) NotOwned(key client.ObjectKey) (NotOwned, bool) { return r.notOwned.Load(key) }
 
 func (r *registry) each(f func(*identityAccessor)) {
 	r.byKey.Range(func(_ client.ObjectKey, a *identityAccessor) bool {
@@ -104,6 +117,16 @@ func (r *registry) GetClient(ctx context.Context, key client.ObjectKey) (client.
 // Keys returns the keys of all known extensions, in no particular order.
 func (r *registry) Keys() (keys []client.ObjectKey) {
 	r.each(func(a *identityAccessor) { keys = append(keys, a.key) })
+	return keys
+}
+
+// AllKeys returns Keys, and the keys of the extensions that are not this replica's.
+func (r *registry) AllKeys() []client.ObjectKey {
+	keys := r.Keys()
+	r.notOwned.Range(func(key client.ObjectKey, _ NotOwned) bool {
+		keys = append(keys, key)
+		return true
+	})
 	return keys
 }
 

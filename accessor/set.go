@@ -7,7 +7,6 @@ import (
 
 	"github.com/pkg/errors"
 	"github.com/puzpuzpuz/xsync/v4"
-	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/wait"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
@@ -83,7 +82,7 @@ func NewSet(options Options) *Set {
 	s := &Set{
 		registry: registry{
 			byKey:         xsync.NewMap[client.ObjectKey, *identityAccessor](),
-			notOwned:      xsync.NewMap[client.ObjectKey, types.UID](),
+			notOwned:      xsync.NewMap[client.ObjectKey, NotOwned](),
 			leads:         options.Leads,
 			checkKey:      options.CheckKey,
 			replicasShare: options.ReplicasShare,
@@ -160,8 +159,8 @@ func (s *Set) metricsSnapshot() metrics.Snapshot {
 	}
 	if s.options.ReplicasShare {
 		p.Divided = &metrics.Division{}
-		s.notOwned.Range(func(_ client.ObjectKey, uid types.UID) bool {
-			p.Divided.Add(uid, false)
+		s.notOwned.Range(func(_ client.ObjectKey, extension NotOwned) bool {
+			p.Divided.Add(extension.UID, false)
 			return true
 		})
 	}
@@ -272,15 +271,24 @@ func (s *Set) Remove(key client.ObjectKey, why Removal) {
 	if found, ok := s.byKey.Load(key); ok {
 		found.leave(lifecycle.Removed{Why: why})
 	}
-	s.notOwned.Delete(key)
+	if _, was := s.notOwned.LoadAndDelete(key); was {
+		s.options.States.Changed(key)
+	}
 }
 
 // RemoveNotOwned gives up an extension that is another replica's, and remembers that it exists.
-func (s *Set) RemoveNotOwned(key client.ObjectKey, uid types.UID) {
+func (s *Set) RemoveNotOwned(object client.Object) {
+	key := client.ObjectKeyFromObject(object)
 	if found, ok := s.byKey.Load(key); ok {
 		found.leave(lifecycle.GiveUp{Cause: errGivenUp})
 	}
-	s.notOwned.Store(key, uid)
+	s.noteNotOwned(key, notOwnedOf(object))
+}
+
+func (s *Set) noteNotOwned(key client.ObjectKey, extension NotOwned) {
+	if was, _ := s.notOwned.LoadAndStore(key, extension); was != extension {
+		s.options.States.Changed(key)
+	}
 }
 
 // LeaseEnded ends the connection of an extension for which this replica has no lease any more.

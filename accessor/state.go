@@ -12,6 +12,7 @@ import (
 	"github.com/latchkey-dev/latchkey/accessor/watches"
 	"github.com/latchkey-dev/latchkey/internal/connstate"
 	"github.com/latchkey-dev/latchkey/internal/degraded"
+	"github.com/latchkey-dev/latchkey/internal/term"
 	"github.com/latchkey-dev/latchkey/scopedcache"
 )
 
@@ -25,6 +26,7 @@ type State struct {
 	Extension    client.ObjectKey
 	UID          types.UID          // of the extension
 	Created      time.Time          // metadata.creationTimestamp of the extension
+	Term         int64              // how often the lease in which this replica acts had changed its holder; 0 for none
 	Identity     connstate.Identity // as the API server stated it; zero while not connected
 	Target       string             // the API server's URL; empty while unknown
 	TokenExpires time.Time          // zero if the token does not expire
@@ -85,7 +87,11 @@ func (a *identityAccessor) state() State {
 // stateLocked returns the part of the state that the accessor itself determines: without identity,
 // watches and scopes.
 func (a *identityAccessor) stateLocked() State {
-	state := State{Snapshot: a.machine.Snapshot(time.Now(), a.observedLocked()), Extension: a.key}
+	state := State{
+		Snapshot:  a.machine.Snapshot(time.Now(), a.observedLocked()),
+		Extension: a.key,
+		Term:      term.Count(a.lease),
+	}
 	if a.object != nil {
 		state.UID, state.Created = a.object.GetUID(), a.object.GetCreationTimestamp().Time
 	}

@@ -123,6 +123,10 @@ type ClusterCache interface {
 	// unknown.
 	GetConnectionState(ctx context.Context, extension client.ObjectKey) (ConnectionState, bool)
 
+	// GetNotOwned returns an extension that exists and that, by Options.Ownership, is not this
+	// replica's: another one has it, or none has it yet. It returns false for any other extension.
+	GetNotOwned(ctx context.Context, extension client.ObjectKey) (NotOwnedExtension, bool)
+
 	// ListConnectionStates returns a snapshot of all connections, sorted by key.
 	ListConnectionStates(ctx context.Context) []ConnectionState
 
@@ -130,7 +134,7 @@ type ClusterCache interface {
 	// ctx is done. The first call has the keys of all extensions, and may have none. It comes when
 	// the manager has started and leads, and every extension that existed then has been reconciled
 	// once. A key whose extension is unknown to GetConnectionState is that of an extension that was
-	// deleted or filtered out.
+	// deleted or filtered out, or is not this replica's: see GetNotOwned.
 	//
 	// Every change counts, but the times of probes, the numbers of objects, and Permissions:
 	// connects and disconnects, retries, reasons, newer tokens, watches, scopes and their states,
@@ -220,6 +224,11 @@ func (c *clusterCache) GetConnectionState(_ context.Context, extension client.Ob
 	return connectionStateOf(state), known
 }
 
+func (c *clusterCache) GetNotOwned(_ context.Context, extension client.ObjectKey) (NotOwnedExtension, bool) {
+	found, ok := c.set.NotOwned(extension)
+	return NotOwnedExtension(found), ok
+}
+
 func (c *clusterCache) ListConnectionStates(_ context.Context) (states []ConnectionState) {
 	for _, state := range c.set.States() {
 		states = append(states, connectionStateOf(state))
@@ -228,7 +237,7 @@ func (c *clusterCache) ListConnectionStates(_ context.Context) (states []Connect
 }
 
 func (c *clusterCache) SubscribeStates(ctx context.Context, f func(extensions []client.ObjectKey)) {
-	c.states.Subscribe(ctx, c.initialPass, c.set.Keys, f)
+	c.states.Subscribe(ctx, c.initialPass, c.set.AllKeys, f)
 }
 
 // NodeProviderIDIndex indexes Nodes by .spec.providerID, for operators that connect to workload

@@ -227,7 +227,7 @@ func (r *reconciler) Reconcile(ctx context.Context, req reconcile.Request) (reco
 			r.forget(req.NamespacedName)
 			return reconcile.Result{}, nil // Take wakes it
 		case !owned:
-			r.set.RemoveNotOwned(req.NamespacedName, object.GetUID())
+			r.set.RemoveNotOwned(object)
 			r.forget(req.NamespacedName)
 			return reconcile.Result{}, nil // Take wakes it
 		}

@@ -50,6 +50,9 @@ type ConnectionState struct {
 	Source string `json:"source,omitempty"`
 	// Epoch is the number of connects so far.
 	Epoch int64 `json:"epoch,omitempty"`
+	// Term is how often the Lease in which this replica acts for the extension had changed its
+	// holder: where replicas share, it grows from one replica to the next. Zero without a Lease.
+	Term int64 `json:"term,omitempty"`
 	// TokenExpires is when the current token expires, zero if the credential does not expire.
 	TokenExpires time.Time `json:"tokenExpires,omitzero"`
 	// CredentialSince is since when the connection uses its current credential: since the connect, or
@@ -87,6 +90,14 @@ func (s *ConnectionState) Starting() bool {
 	return s.Phase != PhaseConnected && s.Epoch == 0 && s.Reason.Pending()
 }
 
+// NotOwnedExtension is an extension that another replica has, or none.
+type NotOwnedExtension struct {
+	// UID of the extension.
+	UID types.UID
+	// Created is the metadata.creationTimestamp of the extension.
+	Created time.Time
+}
+
 // WatchState is a snapshot of a watch with one informer. A WatchContent has one WatchState per kind
 // and namespace.
 type WatchState struct {
@@ -116,6 +127,7 @@ func connectionStateOf(state accessor.State) ConnectionState {
 		Target:             state.Target,
 		Source:             state.Source,
 		Epoch:              state.Epoch,
+		Term:               state.Term,
 		TokenExpires:       state.TokenExpires,
 		CredentialSince:    state.CredentialSince,
 		Health:             HealthCheckingState(state.Health),

@@ -18,7 +18,8 @@ const everyFieldJSON = `{"namespace": "ns", "name": "red", "uid": "uid", "create
 	"healthSince": "2026-01-01T00:06:00Z", "phase": "Disconnected", "reason": "Unreachable",
 	"message": "first line\n\tsecond <line>",
 	"since": "2026-01-01T00:00:00Z", "username": "system:serviceaccount:ns:sa", "groups": ["g"], "userUID": "user-uid",
-	"target": "https://server", "source": "serviceaccount ns/sa", "epoch": 2, "tokenExpires": "2026-01-01T00:01:00Z",
+	"target": "https://server", "source": "serviceaccount ns/sa", "epoch": 2, "term": 6,
+	"tokenExpires": "2026-01-01T00:01:00Z",
 	"credentialSince": "2026-01-01T00:07:00Z",
 	"sharedCache": "abc",
 	"problems": [{"reason": "RequestsRefused", "message": "may not create pods", "since": "2026-01-01T00:11:00Z",
@@ -57,6 +58,7 @@ func everyField(t *testing.T) ConnectionState {
 		Target:             "https://server",
 		Source:             "serviceaccount ns/sa",
 		Epoch:              2,
+		Term:               6,
 		TokenExpires:       at(1),
 		CredentialSince:    at(7),
 		Health: HealthCheckingState{

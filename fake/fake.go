@@ -241,6 +241,11 @@ func (f *Cache) GetConnectionState(_ context.Context, extension client.ObjectKey
 	return e.snapshot(), true
 }
 
+// GetNotOwned implements clustercache.ClusterCache: every extension of a fake is this replica's.
+func (*Cache) GetNotOwned(context.Context, client.ObjectKey) (clustercache.NotOwnedExtension, bool) {
+	return clustercache.NotOwnedExtension{}, false
+}
+
 // ListConnectionStates implements clustercache.ClusterCache.
 func (f *Cache) ListConnectionStates(_ context.Context) (states []clustercache.ConnectionState) {
 	f.mu.Lock()

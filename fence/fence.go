@@ -32,6 +32,7 @@ type Term = term.Term
 // ForLeaderElection returns a Fence. Its methods may be called from any goroutine.
 type Fence struct {
 	now   func() time.Time
+	count int64                      // of changes of the holder, in the record that was written last
 	lease atomic.Pointer[term.Lease] // the last one, which may have ended; nil before the first
 
 	mu       sync.Mutex        // also serializes renewals
@@ -140,7 +141,7 @@ func (f *Fence) renewed(sent time.Time, duration time.Duration) {
 	if lease == nil {
 		return // the lease had ended before the answer came
 	}
-	f.lease.Store(lease)
+	f.lease.Store(lease.Counted(f.count))
 	context.AfterFunc(lease.Term().Context(), f.notify)
 	f.notifyLocked()
 }

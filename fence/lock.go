@@ -133,6 +133,7 @@ func (l *fencedLock) write(record resourcelock.LeaderElectionRecord,
 	switch {
 	case err == nil:
 		l.holder = l.Identity()
+		l.fence.count = int64(record.LeaderTransitions)
 		l.fence.renewed(sent, min(l.duration, time.Duration(record.LeaseDurationSeconds)*time.Second))
 	case apierrors.IsNotFound(err):
 		l.fence.close("the lease does not exist")

@@ -18,8 +18,8 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/latchkey-dev/latchkey/fence"
+	"github.com/latchkey-dev/latchkey/internal/holding"
 	"github.com/latchkey-dev/latchkey/internal/term"
-	"github.com/latchkey-dev/latchkey/ownership/internal/holding"
 )
 
 // LeaderOptions configure WithLeaderLease. Lease and Holder are required.

@@ -41,12 +41,16 @@ type Options struct {
 	// Server configures the server. GetOpenAPIDefinitions must not be set. Certificate is not
 	// needed with a Service.
 	Server apiserver.ExtensionAPIServerOptions
+	// Fleet, if it has a name, lets replicas that share the extensions serve one view of all of
+	// them. Needs Config. Server.Listener must not be set, because a replica may serve again.
+	Fleet FleetOptions
 }
 
 // ServiceOptions name the Service by which the API server in front reaches the leader. The leader
 // writes an EndpointSlice for it. Unless Server.Certificate is set, the leader also makes a
 // certificate and puts its authority into the APIService <version>.<group>, which must exist and
-// lead to the Service. What cannot be written is logged and tried again.
+// lead to the Service. What cannot be written is logged and tried again. With Options.Fleet, the
+// leader is the replica that serves the view of all, and the authority is that of the fleet.
 type ServiceOptions struct {
 	// Namespace and Name of the Service, which has no selector.
 	Namespace, Name string
@@ -58,12 +62,20 @@ type ServiceOptions struct {
 // StateAPI serves the connections of a ClusterCache. Add it to the manager of the ClusterCache.
 type StateAPI struct {
 	connections clustercache.ClusterCache
-	server      *apiserver.ExtensionAPIServer
-	publisher   *aggregation.Publisher // nil without a Service
-	states      *apiserver.MemoryStore[*v1alpha1.Connection, *v1alpha1.ConnectionList]
-	scopes      *apiserver.MemoryStore[*v1alpha1.Scope, *v1alpha1.ScopeList]
+	options     Options
+	version     schema.GroupVersion
+	server      *apiserver.ExtensionAPIServer // of the states of this process
+	publisher   *aggregation.Publisher        // nil without a Service
+	states      *connectionStore
+	scopes      *scopeStore
 	scopeNames  map[client.ObjectKey]map[string]bool // of each extension; used by the subscriber only
+	fleet       *fleet                               // nil if this process has all extensions
 }
+
+type (
+	connectionStore = apiserver.MemoryStore[*v1alpha1.Connection, *v1alpha1.ConnectionList]
+	scopeStore      = apiserver.MemoryStore[*v1alpha1.Scope, *v1alpha1.ScopeList]
+)
 
 var (
 	_ manager.Runnable               = (*StateAPI)(nil)
@@ -83,32 +95,49 @@ func New(connections clustercache.ClusterCache, options Options) (*StateAPI, err
 		Group:   cmp.Or(options.Group, v1alpha1.GroupVersion.Group),
 		Version: v1alpha1.GroupVersion.Version,
 	}
-	publisher, err := options.complete(version)
-	if err != nil {
+	s := &StateAPI{
+		connections: connections,
+		options:     options,
+		version:     version,
+		scopeNames:  map[client.ObjectKey]map[string]bool{},
+	}
+	s.states, s.scopes = s.newStores(s.refresh, s.refreshAndCount, s.countObjects, 0)
+	if options.Fleet.Name != "" {
+		if err := s.setUpFleet(); err != nil {
+			return nil, errors.WithMessage(err, "Options.Fleet")
+		}
+	}
+	var err error
+	if s.publisher, err = s.options.complete(version, s.fleet); err != nil {
 		return nil, err
 	}
+	if s.fleet != nil {
+		s.server, err = s.fleet.newServer()
+	} else {
+		s.server, err = s.newServer(s.options.Server, s.states, s.scopes)
+	}
+	return s, err
+}
+
+// newServer returns a server of the stores.
+func (s *StateAPI) newServer(options apiserver.ExtensionAPIServerOptions, states, scopes any,
+) (*apiserver.ExtensionAPIServer, error) {
 	scheme := runtime.NewScheme()
 	if err := apiserver.AddToScheme(scheme); err != nil {
 		return nil, errors.Wrap(err, "preparing the scheme")
 	}
-	server, err := apiserver.NewExtensionAPIServer(scheme, serializer.NewCodecFactory(scheme), options.Server)
+	server, err := apiserver.NewExtensionAPIServer(scheme, serializer.NewCodecFactory(scheme), options)
 	if err != nil {
 		return nil, errors.WithMessage(err, "Options.Server")
 	}
-	s := &StateAPI{
-		connections: connections,
-		server:      server,
-		publisher:   publisher,
-		scopeNames:  map[client.ObjectKey]map[string]bool{},
-	}
-	return s, s.install(version, options.Namespaced)
+	return server, s.install(server, states, scopes)
 }
 
 // The limit of the client that reviews requests: a request of a new user costs two reviews.
 const reviewQPS, reviewBurst = 200, 400
 
 // complete fills in what follows from Config and Service. The result is nil without a Service.
-func (o *Options) complete(version schema.GroupVersion) (*aggregation.Publisher, error) {
+func (o *Options) complete(version schema.GroupVersion, fleet *fleet) (*aggregation.Publisher, error) {
 	if o.Server.Client == nil && o.Config != nil {
 		config := rest.CopyConfig(o.Config)
 		config.QPS, config.Burst, config.RateLimiter = reviewQPS, reviewBurst, nil
@@ -137,13 +166,20 @@ func (o *Options) complete(version schema.GroupVersion) (*aggregation.Publisher,
 		return nil, errors.Errorf("Options.Server.BindAddress %q: Service needs a port number", address)
 	}
 	o.Server.BindAddress = address
-	publisher, err := aggregation.New(o.Config, aggregation.Options{
+	publishing := aggregation.Options{
 		APIService:     version.Version + "." + version.Group,
 		Service:        client.ObjectKey{Namespace: o.Service.Namespace, Name: o.Service.Name},
 		Address:        o.Service.Address,
 		Port:           int32(number),
 		OwnCertificate: o.Server.Certificate != nil,
-	})
+	}
+	if fleet != nil && !publishing.OwnCertificate {
+		// One authority for all replicas: nothing changes for the API server in front when another
+		// one serves.
+		o.Server.Certificate = fleet.authority.NewLeaf("state-api", false, aggregation.ServerName(publishing.Service))
+		publishing.Authority = fleet.authority.CurrentCABundleContent
+	}
+	publisher, err := aggregation.New(o.Config, publishing)
 	if err != nil {
 		return nil, errors.WithMessage(err, "Options.Service")
 	}
@@ -156,37 +192,44 @@ func (o *Options) complete(version schema.GroupVersion) (*aggregation.Publisher,
 // defaultBindAddress is the default of ExtensionAPIServerOptions.BindAddress.
 const defaultBindAddress = ":6443"
 
-// install creates the stores and their resources.
-func (s *StateAPI) install(version schema.GroupVersion, namespaced bool) error {
-	s.states = apiserver.NewMemoryStore[*v1alpha1.Connection, *v1alpha1.ConnectionList](
-		apiserver.MemoryStoreOptions[*v1alpha1.Connection]{
-			Resource: version.WithResource("connections").GroupResource(),
-			Fields:   connectionFields,
-			OnRead:   s.refresh,
-			OnGet:    s.refreshAndCount,
-		})
-	s.scopes = apiserver.NewMemoryStore[*v1alpha1.Scope, *v1alpha1.ScopeList](
-		apiserver.MemoryStoreOptions[*v1alpha1.Scope]{
-			Resource: version.WithResource("scopes").GroupResource(),
-			Fields:   scopeFields,
-			OnGet:    s.countObjects,
-		})
+// newStores returns empty stores.
+func (s *StateAPI) newStores(onRead, onGet func(*v1alpha1.Connection), onGetScope func(*v1alpha1.Scope),
+	bookmarks time.Duration) (*connectionStore, *scopeStore) {
+	return apiserver.NewMemoryStore[*v1alpha1.Connection, *v1alpha1.ConnectionList](
+			apiserver.MemoryStoreOptions[*v1alpha1.Connection]{
+				Resource:         s.version.WithResource("connections").GroupResource(),
+				Fields:           connectionFields,
+				OnRead:           onRead,
+				OnGet:            onGet,
+				BookmarkInterval: bookmarks,
+			}), apiserver.NewMemoryStore[*v1alpha1.Scope, *v1alpha1.ScopeList](
+			apiserver.MemoryStoreOptions[*v1alpha1.Scope]{
+				Resource:         s.version.WithResource("scopes").GroupResource(),
+				Fields:           scopeFields,
+				OnGet:            onGetScope,
+				BookmarkInterval: bookmarks,
+			})
+}
+
+// install installs the stores.
+func (s *StateAPI) install(server *apiserver.ExtensionAPIServer, states, scopes any) error {
 	var both []apiserver.StoreOption
-	if namespaced {
+	if s.options.Namespaced {
 		both = append(both, apiserver.Namespaced())
 	}
-	if err := apiserver.InstallStore(s.server, &v1alpha1.Connection{}, &v1alpha1.ConnectionList{}, "connections",
-		"connection", version.WithKind("Connection"), s.states, append(both, apiserver.ShortNames("conn"),
+	if err := apiserver.InstallStore(server, &v1alpha1.Connection{}, &v1alpha1.ConnectionList{}, "connections",
+		"connection", s.version.WithKind("Connection"), states, append(both, apiserver.ShortNames("conn"),
 			apiserver.FieldSelectors("status.state", "status.reason"), connectionColumns())...); err != nil {
 		return err
 	}
-	return apiserver.InstallStore(s.server, &v1alpha1.Scope{}, &v1alpha1.ScopeList{}, "scopes", "scope",
-		version.WithKind("Scope"), s.scopes, append(both,
+	return apiserver.InstallStore(server, &v1alpha1.Scope{}, &v1alpha1.ScopeList{}, "scopes", "scope",
+		s.version.WithKind("Scope"), scopes, append(both,
 			apiserver.FieldSelectors("status.state", "status.reason", "status.extension"), scopeColumns())...)
 }
 
-// NeedLeaderElection implements manager.LeaderElectionRunnable: only the leader has connections.
-func (s *StateAPI) NeedLeaderElection() bool { return true }
+// NeedLeaderElection implements manager.LeaderElectionRunnable: only the leader has connections,
+// unless the replicas are a fleet.
+func (s *StateAPI) NeedLeaderElection() bool { return s.fleet == nil }
 
 // Start serves until ctx is done, and returns when the last request has ended. What the program
 // lacks to serve, such as a permission, is logged and tried again. Start begins to serve when every
@@ -207,16 +250,26 @@ func (s *StateAPI) Start(ctx context.Context) error {
 			fill()
 		})
 	})
+	if s.fleet != nil {
+		return s.fleet.run(ctx, filled)
+	}
 	select {
 	case <-ctx.Done():
 		return s.server.Run(ctx) // which closes the listener
 	case <-filled:
 	}
-	if !s.awaitCheck(ctx) {
+	if !awaitCheck(ctx, s.server) {
 		return s.server.Run(ctx)
 	}
 	if s.publisher != nil {
-		running.Go(func() { s.publisher.Run(subscribed) })
+		running.Go(func() {
+			select {
+			case <-s.server.Listening():
+				s.publisher.Run(subscribed)
+			case <-subscribed.Done():
+			}
+			s.publisher.Withdraw(context.WithoutCancel(ctx))
+		})
 	}
 	return errors.WithMessage(s.server.Run(ctx), "state API")
 }
@@ -226,12 +279,12 @@ const checkInterval = 5 * time.Second
 
 // awaitCheck returns true when the server can serve. What it lacks is logged: a host operator does
 // not end because of it.
-func (s *StateAPI) awaitCheck(ctx context.Context) bool {
+func awaitCheck(ctx context.Context, server *apiserver.ExtensionAPIServer) bool {
 	logged := ""
 	tick := time.NewTicker(checkInterval)
 	defer tick.Stop()
 	for {
-		err := s.server.Check(ctx)
+		err := server.Check(ctx)
 		if err == nil || ctx.Err() != nil {
 			return ctx.Err() == nil
 		}
@@ -253,10 +306,19 @@ func (s *StateAPI) update(ctx context.Context, key client.ObjectKey) {
 	if ctx.Err() != nil { // the manager ends the connections, and not because the extensions are gone
 		return
 	}
-	names := map[string]bool{}
+	var row *v1alpha1.Connection
+	var scopes []*v1alpha1.Scope
 	if known {
-		s.put(connectionOf(state))
-		for _, scope := range scopesOf(state) {
+		row, scopes = connectionOf(state), scopesOf(state)
+	}
+	if s.fleet != nil {
+		other, _ := s.connections.GetNotOwned(ctx, key)
+		s.fleet.update(key, row, scopes, &state, other)
+	}
+	names := map[string]bool{}
+	if row != nil {
+		put(s.states, row)
+		for _, scope := range scopes {
 			names[scope.Name] = true
 			s.scopes.Put(scope)
 		}
@@ -274,8 +336,8 @@ func (s *StateAPI) update(ctx context.Context, key client.ObjectKey) {
 }
 
 // put stores a Connection.
-func (s *StateAPI) put(c *v1alpha1.Connection) {
-	_, _ = s.states.Modify(c.Namespace, c.Name, func(was *v1alpha1.Connection, found bool) (*v1alpha1.Connection, bool,
+func put(states *connectionStore, c *v1alpha1.Connection) {
+	_, _ = states.Modify(c.Namespace, c.Name, func(was *v1alpha1.Connection, found bool) (*v1alpha1.Connection, bool,
 		error) {
 		if found && was.UID == c.UID {
 			keepTransition(was.Status.Conditions, c.Status.Conditions, time.Now())

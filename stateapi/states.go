@@ -33,6 +33,7 @@ func connectionOf(state clustercache.ConnectionState) *v1alpha1.Connection {
 			Source:             state.Source,
 			Target:             state.Target,
 			Epoch:              state.Epoch,
+			Term:               state.Term,
 			TokenExpires:       timeOf(state.TokenExpires),
 			CredentialSince:    timeOf(state.CredentialSince),
 			ObservedGeneration: state.ObservedGeneration,
@@ -112,6 +113,12 @@ func connectionColumns() apiserver.StoreOption {
 			Wide:        true,
 			Description: "How many permissions the identity was refused in the last hour, and not granted since.",
 			Cell:        func(c *v1alpha1.Connection) any { return numberOf(c.Status.Refused) },
+		},
+		connectionColumn{
+			Name:        "Replica",
+			Wide:        true,
+			Description: "Which replica has the extension, or had it last.",
+			Cell:        func(c *v1alpha1.Connection) any { return c.Status.Replica },
 		},
 		connectionColumn{
 			Name:        "Shared Cache",

@@ -1,9 +1,11 @@
 package certs
 
 import (
+	"crypto"
 	"crypto/ecdsa"
 	"crypto/elliptic"
 	"crypto/rand"
+	"crypto/tls"
 	"crypto/x509"
 	"crypto/x509/pkix"
 	"encoding/pem"
@@ -19,20 +21,72 @@ import (
 // Authority is a certificate authority. Its methods may be called from any goroutine.
 type Authority struct {
 	certificate *x509.Certificate
-	key         *ecdsa.PrivateKey
+	key         crypto.Signer
 }
 
+// lifetime is how long the certificate of NewAuthority is valid: ten years.
+const lifetime = 10 * 365 * 24 * time.Hour
+
 // NewAuthority creates an authority, whose certificate is valid for ten years.
-func NewAuthority(name string) (*Authority, error) {
+func NewAuthority(name string) (*Authority, error) { return NewAuthorityFor(name, lifetime) }
+
+// NewAuthorityFor creates an authority, whose certificate is valid for that long.
+func NewAuthorityFor(name string, valid time.Duration) (*Authority, error) {
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
 		return nil, errors.WithStack(err)
 	}
-	certificate, err := cert.NewSelfSignedCACert(cert.Config{CommonName: name}, key)
+	serial, err := newSerial()
+	if err != nil {
+		return nil, err
+	}
+	now := time.Now()
+	template := &x509.Certificate{
+		SerialNumber:          serial,
+		Subject:               pkix.Name{CommonName: name},
+		NotBefore:             now.Add(-ClockSkew),
+		NotAfter:              now.Add(valid),
+		KeyUsage:              x509.KeyUsageDigitalSignature | x509.KeyUsageKeyEncipherment | x509.KeyUsageCertSign,
+		BasicConstraintsValid: true,
+		IsCA:                  true,
+	}
+	der, err := x509.CreateCertificate(rand.Reader, template, template, key.Public(), key)
 	if err != nil {
 		return nil, errors.Wrap(err, "creating the certificate of an authority")
 	}
-	return &Authority{certificate: certificate, key: key}, nil
+	certificate, err := x509.ParseCertificate(der)
+	return &Authority{certificate: certificate, key: key}, errors.WithStack(err)
+}
+
+// Parse returns the authority of a certificate and its key, both in PEM.
+func Parse(certificate, key []byte) (*Authority, error) {
+	pair, err := tls.X509KeyPair(certificate, key)
+	if err != nil {
+		return nil, errors.Wrap(err, "reading an authority")
+	}
+	leaf, err := x509.ParseCertificate(pair.Certificate[0])
+	if err != nil {
+		return nil, errors.Wrap(err, "reading the certificate of an authority")
+	}
+	signer, ok := pair.PrivateKey.(crypto.Signer)
+	if !ok || !leaf.IsCA {
+		return nil, errors.New("the certificate is not that of an authority")
+	}
+	return &Authority{certificate: leaf, key: signer}, nil
+}
+
+// Certificate returns the certificate of the authority. Do not change it.
+func (a *Authority) Certificate() *x509.Certificate { return a.certificate }
+
+// KeyPEM returns the key of the authority.
+func (a *Authority) KeyPEM() ([]byte, error) {
+	key, err := keyutil.MarshalPrivateKeyToPEM(a.key)
+	return key, errors.Wrap(err, "encoding the key of an authority")
+}
+
+func newSerial() (*big.Int, error) {
+	serial, err := rand.Int(rand.Reader, new(big.Int).Lsh(big.NewInt(1), 120))
+	return serial, errors.WithStack(err)
 }
 
 // PEM returns the certificate of the authority.
@@ -47,16 +101,18 @@ type Request struct {
 	CommonName string
 	Hosts      []string // names and addresses; a certificate without hosts is that of a client
 	ValidFor   time.Duration
+	// Peer: the certificate is that of a server, and of a client of others of its kind.
+	Peer bool
 }
 
-// clockSkew is how much earlier than now a certificate is valid, for clocks that are late.
-const clockSkew = 5 * time.Minute
+// ClockSkew is how much earlier than now a certificate is valid, for clocks that are late.
+const ClockSkew = 5 * time.Minute
 
 // Issue issues a certificate with a new key.
 func (a *Authority) Issue(request Request) (certificate, key []byte, err error) {
-	serial, err := rand.Int(rand.Reader, new(big.Int).Lsh(big.NewInt(1), 120))
+	serial, err := newSerial()
 	if err != nil {
-		return nil, nil, errors.WithStack(err)
+		return nil, nil, err
 	}
 	private, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
@@ -66,7 +122,7 @@ func (a *Authority) Issue(request Request) (certificate, key []byte, err error) 
 	template := &x509.Certificate{
 		SerialNumber: serial,
 		Subject:      pkix.Name{CommonName: request.CommonName},
-		NotBefore:    now.Add(-clockSkew),
+		NotBefore:    now.Add(-ClockSkew),
 		NotAfter:     now.Add(request.ValidFor),
 		KeyUsage:     x509.KeyUsageDigitalSignature,
 		ExtKeyUsage:  []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth},
@@ -78,6 +134,9 @@ func (a *Authority) Issue(request Request) (certificate, key []byte, err error) 
 		} else {
 			template.DNSNames = append(template.DNSNames, host)
 		}
+	}
+	if request.Peer {
+		template.ExtKeyUsage = []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth, x509.ExtKeyUsageClientAuth}
 	}
 	der, err := x509.CreateCertificate(rand.Reader, template, a.certificate, private.Public(), a.key)
 	if err != nil {

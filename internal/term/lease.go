@@ -17,6 +17,7 @@ type Lease struct {
 	now   func() time.Time
 	base  time.Time    // with a monotonic reading
 	until atomic.Int64 // in nanoseconds since base; 0 once the lease has ended
+	count int64        // see Count
 	term  Term
 
 	mu    sync.Mutex
@@ -36,6 +37,13 @@ func NewLease(now func() time.Time, sent time.Time, duration time.Duration) *Lea
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.timer = time.AfterFunc(l.Remaining(), l.endInTime)
+	return l
+}
+
+// Counted sets what Count returns for the lease's term, and returns the lease. It is called before
+// others know the lease.
+func (l *Lease) Counted(count int64) *Lease {
+	l.count = count
 	return l
 }
 

@@ -61,6 +61,21 @@ func Began(t *Term) uint64 {
 	return t.began
 }
 
+// Count returns how often the lease of a term had changed its holder when the term began, and of
+// several leases that of the first one: it grows from one holder to the next. Zero for nil.
+func Count(t *Term) int64 {
+	switch {
+	case t == nil:
+		return 0
+	case t.lease != nil:
+		return t.lease.count
+	case len(t.parents) > 0:
+		return Count(t.parents[0])
+	default:
+		return 0
+	}
+}
+
 // Latest returns how many terms of this process have begun.
 func Latest() uint64 { return latest.Load() }
 

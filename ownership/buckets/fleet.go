@@ -16,8 +16,8 @@ import (
 	ctrl "sigs.k8s.io/controller-runtime"
 
 	"github.com/latchkey-dev/latchkey/fence"
+	"github.com/latchkey-dev/latchkey/internal/holding"
 	"github.com/latchkey-dev/latchkey/ownership"
-	"github.com/latchkey-dev/latchkey/ownership/internal/holding"
 )
 
 // before is the holder of a fleet's Lease that is new: of replicas that shared before, under a

@@ -13,9 +13,9 @@ import (
 	ctrl "sigs.k8s.io/controller-runtime"
 
 	"github.com/latchkey-dev/latchkey/fence"
+	"github.com/latchkey-dev/latchkey/internal/holding"
 	"github.com/latchkey-dev/latchkey/internal/term"
 	"github.com/latchkey-dev/latchkey/ownership"
-	"github.com/latchkey-dev/latchkey/ownership/internal/holding"
 )
 
 const (

@@ -13,7 +13,7 @@ import (
 	coordinationclient "k8s.io/client-go/kubernetes/typed/coordination/v1"
 	"k8s.io/client-go/rest"
 
-	"github.com/latchkey-dev/latchkey/ownership/internal/holding"
+	"github.com/latchkey-dev/latchkey/internal/holding"
 )
 
 // maxBuckets is the largest number of buckets.

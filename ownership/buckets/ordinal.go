@@ -10,8 +10,8 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/latchkey-dev/latchkey/fence"
+	"github.com/latchkey-dev/latchkey/internal/holding"
 	"github.com/latchkey-dev/latchkey/ownership"
-	"github.com/latchkey-dev/latchkey/ownership/internal/holding"
 )
 
 // ForOrdinal returns an engine without Leases, for the Pods of a StatefulSet: the Pod with this

@@ -21,8 +21,8 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/latchkey-dev/latchkey/fence"
+	"github.com/latchkey-dev/latchkey/internal/holding"
 	"github.com/latchkey-dev/latchkey/ownership"
-	"github.com/latchkey-dev/latchkey/ownership/internal/holding"
 )
 
 var _ ownership.Engine = (*Engine)(nil)

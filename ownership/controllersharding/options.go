@@ -14,7 +14,7 @@ import (
 	"k8s.io/client-go/util/workqueue"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
-	"github.com/latchkey-dev/latchkey/ownership/internal/holding"
+	"github.com/latchkey-dev/latchkey/internal/holding"
 )
 
 // The labels of the protocol.

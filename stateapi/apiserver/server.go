@@ -41,6 +41,7 @@ type ExtensionAPIServer struct {
 	kinds     map[schema.GroupKind]bool                       // guarded by mu; of resources
 
 	handler atomic.Pointer[http.Handler]
+	listens chan struct{} // closed when Run listens
 	watches *watchLimit
 }
 
@@ -70,6 +71,7 @@ func NewExtensionAPIServer(scheme *runtime.Scheme, codecs serializer.CodecFactor
 	s := &ExtensionAPIServer{
 		scheme:    scheme,
 		codecs:    codecs,
+		listens:   make(chan struct{}),
 		watches:   &watchLimit{perUser: options.MaxWatchesPerUser, total: options.MaxWatches},
 		resources: map[schema.GroupVersion]map[string]rest.Storage{},
 		kinds:     map[schema.GroupKind]bool{},
@@ -132,6 +134,7 @@ func (s *ExtensionAPIServer) Run(ctx context.Context) error {
 	}
 	var handler http.Handler = prepared.Handler
 	s.handler.Store(&handler)
+	close(s.listens)
 	err = errors.Wrap(prepared.PrepareRun().RunWithContext(running), "serving")
 	if lost := context.Cause(running); err == nil && ctx.Err() == nil && lost != nil {
 		err = lost
@@ -144,6 +147,10 @@ func (s *ExtensionAPIServer) closeListener() {
 		_ = s.options.Listener.Close()
 	}
 }
+
+// Listening returns a channel that is closed when Run listens: requests that come from then on are
+// served, or wait to be.
+func (s *ExtensionAPIServer) Listening() <-chan struct{} { return s.listens }
 
 // Check returns what would keep Run from serving: what the identity of Client may not read or ask,
 // or what the API server in front does not publish. Run checks the same. It tries for half a minute

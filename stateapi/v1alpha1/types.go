@@ -18,6 +18,16 @@ const (
 	StateDegraded     = "Degraded"     // there is a connection, and some of the work does not get done
 	StateConnecting   = "Connecting"   // the first connect is in progress
 	StateDisconnected = "Disconnected" // there is none, also while it is tried again
+	StateUnknown      = "Unknown"      // the replica that had the extension last is not heard
+)
+
+// Reasons of a Connection that only the view of all replicas of a fleet has.
+const (
+	// ReasonNoReplica: no replica has the extension. State is Disconnected.
+	ReasonNoReplica = "NoReplica"
+	// ReasonReplicaSilent: the replica that had the extension last is not heard. State is Unknown,
+	// and the rest is as the replica said it last.
+	ReasonReplicaSilent = "ReplicaSilent"
 )
 
 // Types of the conditions of a Connection.
@@ -51,7 +61,8 @@ type ConnectionSpec struct{}
 
 // ConnectionStatus is the state of a connection.
 type ConnectionStatus struct {
-	// Connected, Degraded, Connecting (for the first time) or Disconnected.
+	// Connected, Degraded, Connecting (for the first time) or Disconnected. Where replicas share the
+	// extensions also Unknown: the replica that had it last is not heard.
 	State string `json:"state"`
 	// Why there is no connection, or the worst problem, in one word. Empty while Connected.
 	// +optional
@@ -72,9 +83,21 @@ type ConnectionStatus struct {
 	// URL of the API server.
 	// +optional
 	Target string `json:"target,omitempty"`
-	// How often a connection was made so far.
+	// How often a connection was made so far, by this replica.
 	// +optional
 	Epoch int64 `json:"epoch,omitempty"`
+	// Where replicas share the extensions: which one has it, or had it last.
+	// +optional
+	Replica string `json:"replica,omitempty"`
+	// Where replicas share the extensions by Leases: how often that of the extension had changed its
+	// holder. It grows from one replica to the next.
+	// +optional
+	Term int64 `json:"term,omitempty"`
+	// Where replicas share the extensions: the replicas that claim it, if they are several. They say
+	// so by ways of which one may be late, while the extension moves.
+	// +optional
+	// +listType=atomic
+	ClaimedBy []string `json:"claimedBy,omitempty"`
 	// When the current token expires. Absent if the credential does not expire.
 	// +optional
 	TokenExpires *metav1.Time `json:"tokenExpires,omitempty"`

@@ -96,6 +96,11 @@ func (in *ConnectionStatus) DeepCopyInto(out *ConnectionStatus) {
 		*out = new(Identity)
 		(*in).DeepCopyInto(*out)
 	}
+	if in.ClaimedBy != nil {
+		in, out := &in.ClaimedBy, &out.ClaimedBy
+		*out = make([]string, len(*in))
+		copy(*out, *in)
+	}
 	if in.TokenExpires != nil {
 		in, out := &in.TokenExpires, &out.TokenExpires
 		*out = (*in).DeepCopy()

@@ -149,7 +149,7 @@ func schema_latchkey_dev_latchkey_stateapi_v1alpha1_ConnectionStatus(ref common.
 				Properties: map[string]spec.Schema{
 					"state": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Connected, Degraded, Connecting (for the first time) or Disconnected.",
+							Description: "Connected, Degraded, Connecting (for the first time) or Disconnected. Where replicas share the extensions also Unknown: the replica that had it last is not heard.",
 							Default:     "",
 							Type:        []string{"string"},
 							Format:      "",
@@ -197,9 +197,42 @@ func schema_latchkey_dev_latchkey_stateapi_v1alpha1_ConnectionStatus(ref common.
 					},
 					"epoch": {
 						SchemaProps: spec.SchemaProps{
-							Description: "How often a connection was made so far.",
+							Description: "How often a connection was made so far, by this replica.",
 							Type:        []string{"integer"},
 							Format:      "int64",
+						},
+					},
+					"replica": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Where replicas share the extensions: which one has it, or had it last.",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"term": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Where replicas share the extensions by Leases: how often that of the extension had changed its holder. It grows from one replica to the next.",
+							Type:        []string{"integer"},
+							Format:      "int64",
+						},
+					},
+					"claimedBy": {
+						VendorExtensible: spec.VendorExtensible{
+							Extensions: spec.Extensions{
+								"x-kubernetes-list-type": "atomic",
+							},
+						},
+						SchemaProps: spec.SchemaProps{
+							Description: "Where replicas share the extensions: the replicas that claim it, if they are several. They say so by ways of which one may be late, while the extension moves.",
+							Type:        []string{"array"},
+							Items: &spec.SchemaOrArray{
+								Schema: &spec.Schema{
+									SchemaProps: spec.SchemaProps{
+										Type:   []string{"string"},
+										Format: "",
+									},
+								},
+							},
 						},
 					},
 					"tokenExpires": {

@@ -58,8 +58,9 @@ type (
 	}
 	// EndConnection ends the connection. Its error is the state that was published last.
 	EndConnection struct{}
-	// Unregister makes the extension unknown, so that another machine can be created for it.
-	Unregister struct{}
+	// Unregister makes the extension unknown, so that another machine can be created for it. NotOwned:
+	// it exists, and another replica is to have it.
+	Unregister struct{ NotOwned bool }
 	// RefuseRequests makes requests that have not started fail with the state that was published
 	// last.
 	RefuseRequests struct{}

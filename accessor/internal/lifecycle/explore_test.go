@@ -267,6 +267,14 @@ var invariants = []struct {
 		stops := t.previous.stage == serving && t.current.stage != serving
 		return count[Unregister](t.effects) == 0 && !stops || count[Unregister](t.effects) == 1 && stops
 	}},
+	{"an extension is another replica's if its machine leaves because of that", func(t *transition) bool {
+		for _, e := range t.effects {
+			if left, ok := e.(Unregister); ok && left.NotOwned != (t.current.reason == connstate.ReasonNotOwned) {
+				return false
+			}
+		}
+		return true
+	}},
 	{"a machine that does not serve starts nothing", func(t *transition) bool {
 		return t.current.stage == serving || count[CreateAttempt](t.effects)+count[BeginConnection](t.effects)+
 			count[UseCredential](t.effects)+count[OpenCredential](t.effects)+count[AdoptTarget](t.effects) == 0

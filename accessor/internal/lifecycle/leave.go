@@ -22,7 +22,7 @@ const (
 // giveUp lets no request start any more. Those under way may still get their answers, because
 // another replica waits until they have. The review of an attempt is such a request.
 func (s *step) giveUp(e GiveUp) {
-	s.emit(Unregister{})
+	s.emit(Unregister{NotOwned: true})
 	s.stage = refusing
 	s.rotationErr = nil
 	s.publish(connstate.PhaseDisconnected, connstate.ReasonNotOwned, e.Cause)
@@ -71,7 +71,7 @@ func (s *step) leave(event Event) {
 func (s *step) end(reason connstate.Reason, cause error) {
 	wasServing := s.stage == serving
 	if wasServing {
-		s.emit(Unregister{})
+		s.emit(Unregister{NotOwned: reason == connstate.ReasonNotOwned})
 	}
 	s.stage = ending
 	if !wasServing { // first: what is cut must not arrive after an answer to those who wait

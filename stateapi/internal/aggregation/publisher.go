@@ -19,6 +19,9 @@ import (
 	"k8s.io/client-go/rest"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/log"
+
+	"github.com/latchkey-dev/latchkey/internal/certs"
+	"github.com/latchkey-dev/latchkey/stateapi/internal/trust"
 )
 
 const (
@@ -41,13 +44,17 @@ type Options struct {
 	// OwnCertificate: the certificate is not that of the Publisher, and the APIService has its
 	// authority already.
 	OwnCertificate bool
+	// Authority returns the authority of a certificate that is not that of the Publisher, in PEM.
+	// The APIService gets it.
+	Authority func() []byte
 }
 
 // Publisher keeps an APIService and an EndpointSlice up to date.
 type Publisher struct {
 	options     Options
 	client      client.Client
-	certificate *certificate
+	authority   func() []byte // in PEM
+	certificate *trust.Leaf   // nil if it is not the Publisher's
 }
 
 // New returns a Publisher that acts by config. New sends no request.
@@ -62,21 +69,33 @@ func New(config *rest.Config, options Options) (*Publisher, error) {
 	if err != nil {
 		return nil, errors.Wrap(err, "creating a client")
 	}
-	p := &Publisher{options: options, client: cl}
-	p.certificate, err = newCertificate(options.Service.Name + "." + options.Service.Namespace + ".svc")
+	p := &Publisher{options: options, client: cl, authority: options.Authority}
+	if p.authority != nil || options.OwnCertificate {
+		return p, nil
+	}
+	authority, err := certs.NewAuthority("latchkey-state-api")
+	if err != nil {
+		return nil, err
+	}
+	p.authority = authority.PEM
+	p.certificate, err = trust.NewLeaf("state-api", authority, ServerName(options.Service))
 	return p, err
 }
 
-// Certificate returns a serving certificate for the name of the Service. It is renewed while Run
-// runs.
+// ServerName returns the name by which the API server in front knows a Service.
+func ServerName(service client.ObjectKey) string {
+	return service.Name + "." + service.Namespace + ".svc"
+}
+
+// Certificate returns a serving certificate for the name of the Service, unless the Publisher has
+// none of its own. It is renewed while Run runs.
 func (p *Publisher) Certificate() dynamiccertificates.CertKeyContentProvider { return p.certificate }
 
-// Run keeps the objects up to date until ctx is done, and then withdraws the address. What cannot
-// be done is logged, and tried again.
+// Run keeps the objects up to date until ctx is done. What cannot be done is logged, and tried
+// again.
 func (p *Publisher) Run(ctx context.Context) {
 	tick := time.NewTicker(checkInterval)
 	defer tick.Stop()
-	defer p.withdraw(context.WithoutCancel(ctx))
 	logged := ""
 	for {
 		text := ""
@@ -101,7 +120,10 @@ func (p *Publisher) Run(ctx context.Context) {
 
 // publish compares everything once. Each part is tried, whatever becomes of the others.
 func (p *Publisher) publish(ctx context.Context, now time.Time) error {
-	err := p.certificate.renewIfDue(now)
+	var err error
+	if p.certificate != nil {
+		err = p.certificate.RenewIfDue(now)
+	}
 	for _, part := range []func(context.Context) error{p.publishAuthority, p.publishAddress} {
 		if failed := part(ctx); err == nil {
 			err = failed
@@ -125,8 +147,12 @@ func (p *Publisher) publishAuthority(ctx context.Context) error {
 	if err != nil {
 		return errors.Wrap(err, "reading the APIService")
 	}
-	patch, err := authorityPatch(service.Object, p.options.Service, p.certificate.authority.PEM())
-	if patch == nil || err != nil || p.options.OwnCertificate {
+	var authority []byte
+	if p.authority != nil {
+		authority = p.authority()
+	}
+	patch, err := authorityPatch(service.Object, p.options.Service, authority)
+	if patch == nil || err != nil || len(authority) == 0 {
 		return err
 	}
 	return errors.Wrap(p.client.Patch(ctx, service, client.RawPatch("application/merge-patch+json", patch)),
@@ -185,9 +211,19 @@ func (p *Publisher) publishAddress(ctx context.Context) error {
 	return errors.Wrap(p.client.Update(ctx, wanted), "updating the EndpointSlice")
 }
 
-// withdraw takes the address out of the EndpointSlice, unless another leader's is there already.
+// Leads reports whether the EndpointSlice leads to this process.
+func (p *Publisher) Leads(ctx context.Context) bool {
+	found := &discoveryv1.EndpointSlice{}
+	err := p.client.Get(ctx, client.ObjectKey{
+		Namespace: p.options.Service.Namespace,
+		Name:      sliceName(p.options.Service.Name),
+	}, found)
+	return err == nil && p.options.Address.IsValid() && leadsTo(found, p.options.Address, p.options.Port)
+}
+
+// Withdraw takes the address out of the EndpointSlice, unless another leader's is there already.
 // Requests then fail at once until there is another leader.
-func (p *Publisher) withdraw(ctx context.Context) {
+func (p *Publisher) Withdraw(ctx context.Context) {
 	if !p.options.Address.IsValid() {
 		return
 	}

@@ -81,6 +81,8 @@ type options struct {
 	Updates bool
 	// Unfenced leaves out what is tested, to see the tests fail.
 	Unfenced bool
+	// State makes the replica a part of the view of all.
+	State *stateOptions
 }
 
 // leaderLease is the name of the Lease of replicas of which one leads.
@@ -183,6 +185,11 @@ func runReplica(text string) error {
 		return nil
 	})); err != nil {
 		return err
+	}
+	if o.State != nil {
+		if err := serveStates(config, mgr, cc, o); err != nil {
+			return err
+		}
 	}
 	if o.Hang != "" {
 		if err := hangForEvents(mgr, cc, keyOf(o.Hang)); err != nil {

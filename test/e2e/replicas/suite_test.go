@@ -65,7 +65,10 @@ func run(m *testing.M) int {
 		return 0
 	}
 	var err error
-	cp, err = controlplane.Start(context.Background(), controlplane.Options{CRDs: []string{"../../../config/crd"}})
+	cp, err = controlplane.Start(context.Background(), controlplane.Options{
+		Aggregation: true,
+		CRDs:        []string{"../../../config/crd"},
+	})
 	if err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		return 1

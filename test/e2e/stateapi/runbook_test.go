@@ -55,9 +55,13 @@ func TestRunbook(t *testing.T) {
 				r.of(t, name, "no-token")
 			}, nil},
 		{"kubeconfig-garbage", "Disconnected", "InvalidCredential", "cannot be parsed as a kubeconfig",
-			"Correct the Secret", func(t *testing.T, name string) { r.secret(t, name, []byte("garbage")); r.of(t, name, "unused") }, nil},
-		{"kubeconfig-unreadable", "Disconnected", "OperatorForbidden", "the host operator needs list and watch on that secret",
-			"Grant the rule that the message names", func(t *testing.T, name string) { r.of(t, name, "unused") }, nil},
+			"Correct the Secret", func(t *testing.T, name string) {
+				r.secret(t, name, []byte("garbage"))
+				r.of(t, name, "unused")
+			}, nil},
+		{"kubeconfig-unreadable", "Disconnected", "OperatorForbidden",
+			"the host operator needs list and watch on that secret", "Grant the rule that the message names",
+			func(t *testing.T, name string) { r.of(t, name, "unused") }, nil},
 		{"server-rejects", "Disconnected", "Unauthorized", "Unauthorized", "Do the clocks agree?",
 			func(t *testing.T, name string) {
 				r.server(t, name, always(func(w http.ResponseWriter) { w.WriteHeader(http.StatusUnauthorized) }))
@@ -97,7 +101,7 @@ func TestRunbook(t *testing.T) {
 				})
 				t.Cleanup(func() { close(release) })
 			}, nil},
-		{"server-half-dead", "Degraded", "ProbesFailing", "Service Unavailable", "Look at the API server and the network path",
+		{"server-half-dead", "Degraded", "ProbesFailing", "Service Unavailable", "the network path to it",
 			func(t *testing.T, name string) {
 				change := r.server(t, name, nil)
 				r.connected(t, name)
@@ -122,7 +126,10 @@ func TestRunbook(t *testing.T) {
 				r.secret(t, name, []byte("garbage"))
 			}, nil},
 		{"may-not-watch", "Degraded", "ScopesForbidden", "Pod in namespace runbook: ", "role EXTENSION --missing",
-			func(t *testing.T, name string) { r.of(t, name, "deployer"); r.watch(t, name, &corev1.Pod{}) }, []string{"- pods\n", "- watch\n"}},
+			func(t *testing.T, name string) {
+				r.of(t, name, "deployer")
+				r.watch(t, name, &corev1.Pod{})
+			}, []string{"- pods\n", "- watch\n"}},
 		{"may-not-write", "Degraded", "RequestsRefused", "may not create configmaps in namespace runbook",
 			"Grant the ServiceAccount what the message names", func(t *testing.T, name string) {
 				r.of(t, name, "deployer")
@@ -136,7 +143,10 @@ func TestRunbook(t *testing.T) {
 				}).Should(Satisfy(apierrors.IsForbidden))
 			}, []string{"- configmaps\n", "- create\n"}},
 		{"no-such-kind", "Degraded", "KindsNotServed", "Thing.none.example.com in namespace runbook: ",
-			"Install the CustomResourceDefinition", func(t *testing.T, name string) { r.of(t, name, "deployer"); r.watch(t, name, thing) }, nil},
+			"Install the CustomResourceDefinition", func(t *testing.T, name string) {
+				r.of(t, name, "deployer")
+				r.watch(t, name, thing)
+			}, nil},
 		{"fine", "Connected", "", "It is connected, and may read all that is asked for.", "",
 			func(t *testing.T, name string) { r.of(t, name, "deployer") }, nil},
 	}
@@ -160,7 +170,10 @@ var elsewhereTried = map[string]string{
 	"Filtered":   "only handles from before have it",
 	"Deleted":    "only handles from before have it",
 	"NotLeading": "the state API is served by the replica that leads",
-	"NotOwned":   "the state API and shared extensions exclude each other",
+	"NotOwned":   "where replicas share, the view of all has other reasons",
+	"NoReplica":  "TestView, in test/e2e/replicas",
+
+	"ReplicaSilent": "TestView, in test/e2e/replicas",
 }
 
 func reasonsTried(cases []runbookCase) []string {
@@ -189,7 +202,8 @@ func reasonsOnPage(t *testing.T) (all []string) {
 const runbookNamespace = "runbook"
 
 // runbook is an operator with few permissions, whose extensions act as ServiceAccounts; or, if
-// their names begin so, with kubeconfigs, at a server that may answer otherwise than the API server.
+// their names begin so, with kubeconfigs, at a server that may answer otherwise than the API
+// server.
 type runbook struct {
 	*operator
 	plugin func(args ...string) (string, error)
@@ -260,7 +274,11 @@ func allowRunbook(t *testing.T, user string) {
 	create(t, &rbacv1.ClusterRole{
 		ObjectMeta: metav1.ObjectMeta{Name: user},
 		Rules: []rbacv1.PolicyRule{
-			{APIGroups: []string{"latchkey.dev"}, Resources: []string{"clusterextensions"}, Verbs: []string{"list", "watch"}},
+			{
+				APIGroups: []string{"latchkey.dev"},
+				Resources: []string{"clusterextensions"},
+				Verbs:     []string{"list", "watch"},
+			},
 			{APIGroups: []string{""}, Resources: []string{"serviceaccounts"}, Verbs: []string{"list", "watch"}},
 		},
 	})
@@ -274,10 +292,18 @@ func allowRunbook(t *testing.T, user string) {
 		names = append(names, name+"-kubeconfig")
 	}
 	allow(t, user, subjects[0],
-		rbacv1.PolicyRule{APIGroups: []string{""}, Resources: []string{"secrets"}, ResourceNames: names,
-			Verbs: []string{"list", "watch"}},
-		rbacv1.PolicyRule{APIGroups: []string{""}, Resources: []string{"serviceaccounts/token"},
-			ResourceNames: []string{"deployer"}, Verbs: []string{"create"}})
+		rbacv1.PolicyRule{
+			APIGroups:     []string{""},
+			Resources:     []string{"secrets"},
+			ResourceNames: names,
+			Verbs:         []string{"list", "watch"},
+		},
+		rbacv1.PolicyRule{
+			APIGroups:     []string{""},
+			Resources:     []string{"serviceaccounts/token"},
+			ResourceNames: []string{"deployer"},
+			Verbs:         []string{"create"},
+		})
 }
 
 // allow grants permissions in the namespace.
@@ -407,12 +433,12 @@ func (r *runbook) listen(t *testing.T, name string, begin answer) (s *httptest.S
 		s.Close()
 		transport.CloseIdleConnections()
 	})
+	authority := pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: s.Certificate().Raw})
 	kubeconfig, err := clientcmd.Write(clientcmdapi.Config{
 		CurrentContext: "it",
 		Contexts:       map[string]*clientcmdapi.Context{"it": {Cluster: "it", AuthInfo: "it"}},
-		Clusters: map[string]*clientcmdapi.Cluster{"it": {Server: s.URL, CertificateAuthorityData: pem.EncodeToMemory(
-			&pem.Block{Type: "CERTIFICATE", Bytes: s.Certificate().Raw})}},
-		AuthInfos: map[string]*clientcmdapi.AuthInfo{"it": {Token: r.token}},
+		Clusters:       map[string]*clientcmdapi.Cluster{"it": {Server: s.URL, CertificateAuthorityData: authority}},
+		AuthInfos:      map[string]*clientcmdapi.AuthInfo{"it": {Token: r.token}},
 	})
 	g.Expect(err).NotTo(HaveOccurred())
 	r.secret(t, name, kubeconfig)

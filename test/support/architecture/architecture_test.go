@@ -17,6 +17,7 @@ import (
 
 	"github.com/latchkey-dev/latchkey/internal/advice"
 	"github.com/latchkey-dev/latchkey/internal/degraded"
+	"github.com/latchkey-dev/latchkey/stateapi/v1alpha1"
 )
 
 const module = "github.com/latchkey-dev/latchkey"
@@ -157,7 +158,7 @@ func TestImportsRunDown(t *testing.T) {
 	g := NewWithT(t)
 	list := packages(t)
 	floors, _ := readFloors(t)
-	g.Expect(floors).To(HaveLen(8), "the tables are found")
+	g.Expect(floors).To(HaveLen(9), "the tables are found")
 	g.Expect(floors.violations(list)).To(BeEmpty())
 }
 
@@ -360,6 +361,9 @@ func TestOperationsPageListsEveryReason(t *testing.T) {
 	_, table, _ := strings.Cut(string(page), "## Reasons")
 	table, _, _ = strings.Cut(table, "## Metrics")
 	table, degradedTable, _ := strings.Cut(table, "### Degraded")
+	degradedTable, fleetTable, _ := strings.Cut(degradedTable, "### Of a fleet")
+	g.Expect(first(regexp.MustCompile("(?m)^\\| `([A-Za-z]+)` \\|").FindAllStringSubmatch(fleetTable, -1))).
+		To(Equal([]string{v1alpha1.ReasonNoReplica, v1alpha1.ReasonReplicaSilent}))
 	var degradedReasons []string
 	for _, reason := range degraded.Reasons {
 		degradedReasons = append(degradedReasons, string(reason))

@@ -1,0 +1,245 @@
+package stateapi
+
+import (
+	"cmp"
+	"context"
+	cryptox509 "crypto/x509"
+	"net/netip"
+	"os"
+	"sync"
+	"time"
+
+	"github.com/pkg/errors"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/util/rand"
+	"k8s.io/apiserver/pkg/authentication/authenticator"
+	"k8s.io/apiserver/pkg/authentication/request/x509"
+	"k8s.io/apiserver/pkg/authentication/user"
+	"k8s.io/apiserver/pkg/authorization/authorizer"
+	corev1client "k8s.io/client-go/kubernetes/typed/core/v1"
+
+	"github.com/latchkey-dev/latchkey/fence"
+	"github.com/latchkey-dev/latchkey/internal/holding"
+	"github.com/latchkey-dev/latchkey/stateapi/apiserver"
+	"github.com/latchkey-dev/latchkey/stateapi/internal/peers"
+	"github.com/latchkey-dev/latchkey/stateapi/internal/trust"
+	"github.com/latchkey-dev/latchkey/stateapi/v1alpha1"
+)
+
+// FleetOptions let replicas that share the extensions serve one view of all of them. Each replica
+// serves its own states to the others, by mutual TLS, and has the states of all. One of them serves
+// that view to the API server in front.
+//
+// The program needs get, list, watch, create, update and delete on leases in Namespace, and get on
+// the Secret, and update unless SecretReadOnly is set.
+type FleetOptions struct {
+	// Name of the fleet. The names of its Leases begin with it. Replicas of one fleet have the same
+	// Name, Namespace and Secret.
+	Name string
+	// Namespace of the Leases and of the Secret.
+	Namespace string
+	// Secret has the certificate authority that the replicas share. It must exist, and may be
+	// empty: the replicas make an authority, and follow it with another one in time. Whoever may
+	// read the Secret can pass for a replica.
+	Secret string
+	// SecretReadOnly: another program, such as cert-manager, keeps the Secret. Its tls.crt and
+	// tls.key are a certificate authority, and ca.crt has further ones to trust.
+	SecretReadOnly bool
+	// Identity of this replica, unique to the process. Defaults to the host's name and a random
+	// suffix.
+	Identity string
+	// BindAddress is where this replica serves the others. Defaults to ":6444".
+	BindAddress string
+	// Address is how the others reach that: the IP of the Pod, and the port.
+	Address netip.AddrPort
+	// LeaseDuration is how long a replica that has ended counts as a member. RenewDeadline and
+	// RetryPeriod are those of its Lease. They default to 15 s, two thirds and a seventh of it.
+	LeaseDuration, RenewDeadline, RetryPeriod time.Duration
+}
+
+const (
+	// bookmarkInterval is how often a replica says to the others that it is there.
+	bookmarkInterval = time.Second
+	// silence is how long a replica is heard after it said something last.
+	silence = 5 * time.Second
+	// forgetTerms is after how long a term that no replica claims any more is forgotten.
+	forgetTerms = time.Minute
+	// memberGroup is the group of the replicas of a fleet.
+	memberGroup = "fleet"
+)
+
+// fleet is this replica among the others.
+type fleet struct {
+	api       *StateAPI
+	options   FleetOptions
+	authority *trust.Authority
+	peers     *peers.Peers
+	merged    *merged
+	term      currentTerm // in which this replica is a member
+}
+
+// setUpFleet creates what the replicas say to each other with. It sends no request.
+func (s *StateAPI) setUpFleet() error {
+	o := s.options.Fleet
+	switch {
+	case s.options.Config == nil:
+		return errors.New("Options.Config is missing")
+	case o.Namespace == "" || o.Secret == "":
+		return errors.New("Namespace and Secret are required")
+	case !o.Address.IsValid() || o.Address.Port() == 0 || o.Address.Addr().IsUnspecified():
+		return errors.New("Address is missing: how the other replicas reach this one, an IP address and a port")
+	case s.options.Server.Listener != nil:
+		return errors.New("Options.Server.Listener must not be set: set BindAddress")
+	}
+	if o.Identity == "" {
+		host, err := os.Hostname()
+		if err != nil {
+			return errors.Wrap(err, "finding an Identity")
+		}
+		o.Identity = host + "_" + rand.String(8)
+	}
+	o.BindAddress = cmp.Or(o.BindAddress, ":6444")
+	secrets, err := corev1client.NewForConfig(s.options.Config)
+	if err != nil {
+		return errors.Wrap(err, "creating a client")
+	}
+	f := &fleet{api: s, options: o}
+	f.authority = trust.New(secrets, trust.Options{
+		Namespace: o.Namespace,
+		Name:      o.Secret,
+		ReadOnly:  o.SecretReadOnly,
+		Times:     trust.DefaultTimes(),
+	})
+	f.merged = newMerged(s, o.Identity)
+	scheme := runtime.NewScheme()
+	if err := apiserver.AddToScheme(scheme); err != nil {
+		return errors.Wrap(err, "preparing the scheme")
+	}
+	scheme.AddKnownTypeWithName(s.version.WithKind("Connection"), &v1alpha1.Connection{})
+	scheme.AddKnownTypeWithName(s.version.WithKind("ConnectionList"), &v1alpha1.ConnectionList{})
+	scheme.AddKnownTypeWithName(s.version.WithKind("Scope"), &v1alpha1.Scope{})
+	scheme.AddKnownTypeWithName(s.version.WithKind("ScopeList"), &v1alpha1.ScopeList{})
+	f.peers, err = peers.New(s.options.Config, peers.Options{
+		Name:      o.Name,
+		Namespace: o.Namespace,
+		Identity:  o.Identity,
+		Address:   o.Address,
+		Group:     s.version,
+		Resources: map[string]runtime.Object{connectionsResource: &v1alpha1.Connection{}, scopesResource: &v1alpha1.Scope{}},
+		Scheme:    scheme,
+		Authority: f.authority,
+		Silence:   silence,
+		Times: holding.Times{
+			LeaseDuration: o.LeaseDuration,
+			RenewDeadline: o.RenewDeadline,
+			RetryPeriod:   o.RetryPeriod,
+		},
+	}, f.merged)
+	if err != nil {
+		return err
+	}
+	f.merged.get = f.peers.Get
+	s.fleet = f
+	s.states, s.scopes = s.newStores(s.refresh, s.refreshAndCount, s.countObjects, bookmarkInterval)
+	return nil
+}
+
+// newServer returns the server of this replica's own states, for the others.
+func (f *fleet) newServer() (*apiserver.ExtensionAPIServer, error) {
+	return f.api.newServer(apiserver.ExtensionAPIServerOptions{
+		GetOpenAPIDefinitions: v1alpha1.GetOpenAPIDefinitions,
+		EffectiveVersion:      f.api.options.Server.EffectiveVersion,
+		BindAddress:           f.options.BindAddress,
+		Certificate:           f.peers.Leaf(),
+		ClientCA:              f.authority,
+		Authenticator:         x509.NewDynamic(f.authority.VerifyOptions, x509.UserConversionFunc(memberOf)),
+		Authorizer:            authorizer.AuthorizerFunc(f.authorize),
+	}, f.api.states, f.api.scopes)
+}
+
+// memberOf returns the user of a certificate that the fleet's authority has issued for a member.
+func memberOf(chain []*cryptox509.Certificate) (*authenticator.Response, bool, error) {
+	if len(chain) == 0 || len(chain[0].DNSNames) != 1 {
+		return nil, false, nil
+	}
+	return &authenticator.Response{User: &user.DefaultInfo{
+		Name:   chain[0].DNSNames[0],
+		Groups: []string{memberGroup, user.AllAuthenticated},
+	}}, true, nil
+}
+
+// authorize lets members read, while this replica is one itself.
+func (f *fleet) authorize(_ context.Context, a authorizer.Attributes) (authorizer.Decision, string, error) {
+	if err := f.term.get().Err(); err != nil {
+		return authorizer.DecisionDeny, "this replica is no member: " + err.Error(), nil
+	}
+	if a.IsReadOnly() {
+		return authorizer.DecisionAllow, "", nil
+	}
+	return authorizer.DecisionDeny, "members only read", nil
+}
+
+// currentTerm is the term in which a replica is a member. Before the first one, it is over.
+type currentTerm struct {
+	mu   sync.Mutex
+	term *fence.Term
+}
+
+func (c *currentTerm) set(term *fence.Term) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.term = term
+}
+
+func (c *currentTerm) get() *fence.Term {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.term == nil {
+		return (&fence.Fence{}).Term()
+	}
+	return c.term
+}
+
+// run keeps this replica in the fleet, and serves the view of all when it is this replica's turn,
+// until ctx is done. filled is closed when every extension has been reconciled once.
+func (f *fleet) run(ctx context.Context, filled <-chan struct{}) error {
+	var running sync.WaitGroup
+	defer running.Wait()
+	background, end := context.WithCancel(context.WithoutCancel(ctx))
+	defer end()
+	running.Go(func() { f.authority.Run(background) })
+	running.Go(func() { f.merged.run(background) })
+	select {
+	case <-ctx.Done():
+		return nil
+	case <-filled:
+	}
+	if !f.awaitCertificate(ctx) {
+		return nil
+	}
+	failed := make(chan error, 1)
+	serving, stop := context.WithCancel(background)
+	defer stop()
+	running.Go(func() {
+		if err := f.api.server.Run(serving); err != nil {
+			failed <- errors.WithMessage(err, "serving the other replicas")
+		}
+	})
+	running.Go(func() { f.peers.Run(serving, f.term.set) })
+	return f.serveInTurn(ctx, failed)
+}
+
+// awaitCertificate returns true when this replica has a certificate.
+func (f *fleet) awaitCertificate(ctx context.Context) bool {
+	for {
+		_, changed := f.authority.Bundle()
+		if _, err := f.peers.Leaf().Certificate(); err == nil {
+			return true
+		}
+		select {
+		case <-ctx.Done():
+			return false
+		case <-changed:
+		}
+	}
+}

@@ -1,0 +1,12 @@
+// Package merge decides what is shown of each extension of a fleet, of which each replica says what
+// it has.
+//
+// # Considerations
+//
+//   - A replica that has an extension claims it, with the term of its lease: a number that grows
+//     from one holder to the next. The claims of two replicas come by two ways, and either may be
+//     late. So the higher term is shown, and what was shown is not followed by a lower one.
+//   - What a replica said holds as long as it is heard. Later its claim is still shown, as what it
+//     was then, and for no more than that.
+//   - The package does no I/O and reads no clock. Its View is for one goroutine at a time.
+package merge

@@ -1,0 +1,51 @@
+package peers
+
+import (
+	"time"
+
+	coordinationv1 "k8s.io/api/coordination/v1"
+)
+
+// forgetAfter is after how many of its durations a Lease that has expired is deleted.
+const forgetAfter = 10
+
+// observed has the Leases of the fleet, each with the time at which this version of it was first
+// seen: the times in it are other replicas'.
+type observed struct {
+	longest time.Duration // of a lease; what is in one may be anything
+	leases  map[string]observation
+}
+
+type observation struct {
+	lease *coordinationv1.Lease
+	at    time.Time // with a monotonic reading
+}
+
+func (o *observed) see(lease *coordinationv1.Lease, now time.Time) {
+	if last, ok := o.leases[lease.Name]; ok && last.lease.ResourceVersion == lease.ResourceVersion {
+		return
+	}
+	o.leases[lease.Name] = observation{lease, now}
+}
+
+func (o *observed) gone(name string) { delete(o.leases, name) }
+
+func (o *observed) duration(lease *coordinationv1.Lease) time.Duration {
+	if lease.Spec.LeaseDurationSeconds == nil {
+		return o.longest
+	}
+	return min(o.longest, time.Duration(*lease.Spec.LeaseDurationSeconds)*time.Second)
+}
+
+// current returns the Leases that have not expired, and those that did long ago.
+func (o *observed) current(now time.Time) (current, old []*coordinationv1.Lease) {
+	for _, seen := range o.leases {
+		switch age := now.Sub(seen.at); {
+		case age < o.duration(seen.lease):
+			current = append(current, seen.lease)
+		case age > forgetAfter*o.longest:
+			old = append(old, seen.lease)
+		}
+	}
+	return current, old
+}

@@ -1,0 +1,249 @@
+package peers
+
+import (
+	"context"
+	"crypto/tls"
+	"math"
+	"net"
+	"net/http"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/go-logr/logr"
+	"github.com/pkg/errors"
+	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/serializer"
+	"k8s.io/apimachinery/pkg/util/wait"
+	"k8s.io/client-go/rest"
+	toolscache "k8s.io/client-go/tools/cache"
+	ctrl "sigs.k8s.io/controller-runtime"
+)
+
+// The times of a connection to a peer, which is near.
+const (
+	dialTimeout    = 3 * time.Second
+	headerTimeout  = 10 * time.Second
+	getTimeout     = 3 * time.Second
+	firstBackoff   = 200 * time.Millisecond
+	longestBackoff = 2 * time.Second
+)
+
+// peer is another replica.
+type peer struct {
+	peers  *Peers
+	member member
+	heard  map[string]*atomic.Int64 // when it said something of a resource last, in nanoseconds since began
+	began  time.Time
+	client atomic.Pointer[rest.RESTClient] // nil while not connected
+	end    context.CancelFunc
+}
+
+func (p *Peers) startPeer(ctx context.Context, m member) *peer {
+	ctx, end := context.WithCancel(ctx)
+	one := &peer{peers: p, member: m, began: time.Now(), end: end, heard: map[string]*atomic.Int64{}}
+	for resource := range p.options.Resources {
+		one.heard[resource] = &atomic.Int64{}
+	}
+	p.running.Go(func() { one.run(ctx) })
+	return one
+}
+
+// heardAt returns when the peer was last heard, of the resource of which it was heard least lately;
+// 0 for never.
+func (p *peer) heardAt() time.Duration {
+	least := time.Duration(math.MaxInt64)
+	for _, heard := range p.heard {
+		least = min(least, time.Duration(heard.Load()))
+	}
+	return least
+}
+
+// isHeard reports whether the peer said something lately.
+func (p *peer) isHeard(now time.Time) bool {
+	at := p.heardAt()
+	return at > 0 && now.Sub(p.began)-at < p.peers.options.Silence
+}
+
+func (p *peer) hear(resource string) {
+	p.heard[resource].Store(int64(time.Since(p.began)))
+	if p.isHeard(time.Now()) {
+		p.peers.listener.Heard(p.member.identity)
+	}
+}
+
+// run connects the peer until ctx is done, anew when it is silent, or when others are trusted.
+func (p *peer) run(ctx context.Context) {
+	logger := ctrl.LoggerFrom(ctx).WithValues("replica", p.member.identity, "address", p.member.address.String())
+	backoff := wait.Backoff{Duration: firstBackoff, Factor: 2, Jitter: 0.5, Steps: 1 << 20, Cap: longestBackoff}
+	logged := ""
+	for ctx.Err() == nil {
+		var failure atomic.Pointer[error]
+		heard := p.heardAt()
+		p.connect(ctx, func(err error) { failure.Store(&err) })
+		if p.heardAt() != heard {
+			logged, backoff.Duration = "", firstBackoff
+		}
+		if err := failure.Load(); err != nil && ctx.Err() == nil {
+			if text := reason(*err); text != logged {
+				logged = text
+				logger.Info("A replica of the fleet is not heard", "reason", text)
+			}
+		}
+		select {
+		case <-ctx.Done():
+		case <-time.After(backoff.Step()):
+		}
+	}
+}
+
+// reason returns why a peer is not heard, and what to do about it.
+func reason(err error) string {
+	text := err.Error()
+	var unverified *tls.CertificateVerificationError
+	if errors.As(err, &unverified) {
+		text = "what answers there is not that member of the fleet, and got no credential: " + text
+	}
+	return text
+}
+
+// connect follows the resources of the peer until ctx is done, it is silent, or others are trusted.
+func (p *peer) connect(ctx context.Context, failed func(error)) {
+	options := &p.peers.options
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	roots, changed := options.Authority.Pool()
+	transport := &http.Transport{
+		DialContext: (&net.Dialer{Timeout: dialTimeout}).DialContext,
+		TLSClientConfig: &tls.Config{
+			MinVersion: tls.VersionTLS13, // the client's certificate is sent after the server's is verified
+			RootCAs:    roots,
+			ServerName: options.ServerName(p.member.identity),
+			GetClientCertificate: func(*tls.CertificateRequestInfo) (*tls.Certificate, error) {
+				return p.peers.leaf.Certificate()
+			},
+		},
+		TLSHandshakeTimeout:   dialTimeout,
+		ResponseHeaderTimeout: headerTimeout,
+		ForceAttemptHTTP2:     true,
+	}
+	defer transport.CloseIdleConnections()
+	client, err := rest.RESTClientForConfigAndClient(&rest.Config{
+		Host:    "https://" + p.member.address.String(),
+		APIPath: "/apis",
+		QPS:     -1,
+		ContentConfig: rest.ContentConfig{
+			GroupVersion:         &options.Group,
+			NegotiatedSerializer: serializer.NewCodecFactory(options.Scheme).WithoutConversion(),
+		},
+	}, &http.Client{Transport: transport})
+	if err != nil {
+		failed(err)
+		return
+	}
+	p.client.Store(client)
+	defer p.client.Store(nil)
+	var running sync.WaitGroup
+	defer running.Wait()
+	defer cancel()
+	quiet := logr.Discard()
+	for resource, object := range options.Resources {
+		store := &stream{peer: p, resource: resource}
+		reflector := toolscache.NewReflectorWithOptions(
+			toolscache.NewListWatchFromClient(client, resource, "", fields.Everything()), object, store,
+			toolscache.ReflectorOptions{
+				Logger:  &quiet,
+				Name:    "peer " + p.member.identity,
+				Backoff: &wait.Backoff{Duration: firstBackoff, Factor: 2, Jitter: 0.5, Steps: 1 << 20, Cap: longestBackoff},
+			})
+		running.Go(func() {
+			for ctx.Err() == nil {
+				if err := reflector.ListAndWatchWithContext(logr.NewContext(ctx, quiet)); err != nil {
+					failed(err)
+				}
+				select {
+				case <-ctx.Done():
+				case <-time.After(firstBackoff):
+				}
+			}
+		})
+	}
+	p.await(ctx, changed)
+}
+
+// await returns when ctx is done, the peer is silent, or others are trusted.
+func (p *peer) await(ctx context.Context, changed <-chan struct{}) {
+	begun := time.Now()
+	tick := time.NewTicker(p.peers.options.Silence / 4)
+	defer tick.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-changed:
+			return
+		case now := <-tick.C:
+			if now.Sub(begun) > p.peers.options.Silence && !p.isHeard(now) {
+				return
+			}
+		}
+	}
+}
+
+// Get reads an object at a peer, as it is now. It fails at once for a peer that is not connected.
+func (p *Peers) Get(ctx context.Context, identity, resource, namespace, name string, into runtime.Object) error {
+	p.mu.Lock()
+	known := p.known[identity]
+	p.mu.Unlock()
+	if known == nil || known.client.Load() == nil || !known.isHeard(time.Now()) {
+		return errors.Errorf("replica %s is not heard", identity)
+	}
+	ctx, cancel := context.WithTimeout(ctx, getTimeout)
+	defer cancel()
+	return known.client.Load().Get().NamespaceIfScoped(namespace, namespace != "").Resource(resource).Name(name).Do(ctx).
+		Into(into)
+}
+
+// stream is the store of a Reflector, which passes on what it receives.
+type stream struct {
+	peer     *peer
+	resource string
+}
+
+var (
+	_ toolscache.ReflectorStore         = (*stream)(nil)
+	_ toolscache.ResourceVersionUpdater = (*stream)(nil)
+)
+
+// Add implements toolscache.ReflectorStore.
+func (s *stream) Add(object any) error { return s.Update(object) }
+
+// Update implements toolscache.ReflectorStore.
+func (s *stream) Update(object any) error {
+	s.peer.peers.listener.Changed(s.peer.member.identity, s.resource, object.(runtime.Object))
+	return nil
+}
+
+// Delete implements toolscache.ReflectorStore.
+func (s *stream) Delete(object any) error {
+	s.peer.peers.listener.Removed(s.peer.member.identity, s.resource, object.(runtime.Object))
+	return nil
+}
+
+// Replace implements toolscache.ReflectorStore.
+func (s *stream) Replace(list []any, _ string) error {
+	objects := make([]runtime.Object, len(list))
+	for i, object := range list {
+		objects[i] = object.(runtime.Object)
+	}
+	s.peer.peers.listener.Replaced(s.peer.member.identity, s.resource, objects)
+	s.peer.hear(s.resource)
+	return nil
+}
+
+// Resync implements toolscache.ReflectorStore.
+func (*stream) Resync() error { return nil }
+
+// UpdateResourceVersion implements toolscache.ResourceVersionUpdater. A bookmark comes here, too.
+func (s *stream) UpdateResourceVersion(string) { s.peer.hear(s.resource) }

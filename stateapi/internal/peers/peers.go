@@ -1,0 +1,204 @@
+package peers
+
+import (
+	"context"
+	"net/netip"
+	"sync"
+	"time"
+
+	"github.com/pkg/errors"
+	coordinationv1 "k8s.io/api/coordination/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/watch"
+	coordinationclient "k8s.io/client-go/kubernetes/typed/coordination/v1"
+	"k8s.io/client-go/rest"
+	toolscache "k8s.io/client-go/tools/cache"
+
+	"github.com/latchkey-dev/latchkey/fence"
+	"github.com/latchkey-dev/latchkey/internal/holding"
+	"github.com/latchkey-dev/latchkey/stateapi/internal/trust"
+)
+
+// Options configure Peers.
+type Options struct {
+	// Name of the fleet, and Namespace of its Leases.
+	Name, Namespace string
+	// Identity of this replica, unique to the process.
+	Identity string
+	// Address at which this replica serves its states to the others.
+	Address netip.AddrPort
+	// Group is the group and version of the API that the replicas serve.
+	Group schema.GroupVersion
+	// Resources are those that are followed, with their types.
+	Resources map[string]runtime.Object
+	// Scheme has the types of Resources.
+	Scheme *runtime.Scheme
+	// Authority that the replicas share.
+	Authority *trust.Authority
+	// Silence is how long a peer may say nothing before it is connected anew.
+	Silence time.Duration
+	holding.Times
+}
+
+// Listener hears what the peers have. Its methods are called from several goroutines, for one peer
+// and resource one at a time, and must not wait.
+type Listener interface {
+	// Members are the replicas whose Leases have not expired, but this one.
+	Members(identities []string)
+	// Replaced: a peer has these objects of a resource, and no others.
+	Replaced(identity, resource string, objects []runtime.Object)
+	// Changed: a peer has this object.
+	Changed(identity, resource string, object runtime.Object)
+	// Removed: a peer does not have this object any more.
+	Removed(identity, resource string, object runtime.Object)
+	// Heard: a peer has said something, which may be that nothing has changed.
+	Heard(identity string)
+}
+
+// Peers are the other replicas of a fleet.
+type Peers struct {
+	options  Options
+	listener Listener
+	leases   coordinationclient.LeasesGetter
+	watching coordinationclient.LeasesGetter // without a timeout
+	leaf     *trust.Leaf
+	observed observed       // used by follow only
+	running  sync.WaitGroup // has what Run has started
+
+	mu    sync.Mutex
+	known map[string]*peer // guarded by mu; by identity
+}
+
+// New returns the peers of a replica. New sends no request.
+func New(config *rest.Config, options Options, listener Listener) (*Peers, error) {
+	options.Times = options.WithDefaults()
+	if err := options.Validate(); err != nil {
+		return nil, err
+	}
+	watching, err := coordinationclient.NewForConfig(config)
+	if err != nil {
+		return nil, errors.Wrap(err, "creating a client")
+	}
+	bounded := rest.CopyConfig(config)
+	bounded.Timeout = options.RenewDeadline
+	leases, err := coordinationclient.NewForConfig(bounded)
+	if err != nil {
+		return nil, errors.Wrap(err, "creating a client")
+	}
+	return &Peers{
+		options:  options,
+		listener: listener,
+		leases:   leases,
+		watching: watching,
+		leaf:     options.Authority.NewLeaf("peer", true, options.ServerName(options.Identity)),
+		observed: observed{longest: options.LeaseDuration, leases: map[string]observation{}},
+		known:    map[string]*peer{},
+	}, nil
+}
+
+// Leaf returns the certificate of this replica.
+func (p *Peers) Leaf() *trust.Leaf { return p.leaf }
+
+// Run keeps this replica's Lease, and follows its peers, until ctx is done. in is called with the
+// term in which this replica is a member, whenever one begins.
+func (p *Peers) Run(ctx context.Context, in func(term *fence.Term)) {
+	defer p.running.Wait()
+	p.running.Go(func() { p.announce(ctx, in) })
+	p.follow(ctx)
+}
+
+// follow watches the Leases until ctx is done.
+func (p *Peers) follow(ctx context.Context) {
+	events := make(chan func(now time.Time))
+	send := func(f func(now time.Time)) {
+		select {
+		case events <- f:
+		case <-ctx.Done():
+		}
+	}
+	leases, selector := p.watching.Leases(p.options.Namespace), FleetLabel+"="+p.options.Name
+	see := func(object any) {
+		if lease, ok := object.(*coordinationv1.Lease); ok {
+			send(func(now time.Time) { p.observed.see(lease, now) })
+		}
+	}
+	_, informer := toolscache.NewInformerWithOptions(toolscache.InformerOptions{
+		ListerWatcher: toolscache.ToListWatcherWithWatchListSemantics(&toolscache.ListWatch{
+			ListWithContextFunc: func(ctx context.Context, options metav1.ListOptions) (runtime.Object, error) {
+				options.LabelSelector = selector
+				return leases.List(ctx, options)
+			},
+			WatchFuncWithContext: func(ctx context.Context, options metav1.ListOptions) (watch.Interface, error) {
+				options.LabelSelector = selector
+				return leases.Watch(ctx, options)
+			},
+		}, p.watching),
+		ObjectType: &coordinationv1.Lease{},
+		Handler: toolscache.ResourceEventHandlerFuncs{
+			AddFunc:    see,
+			UpdateFunc: func(_, object any) { see(object) },
+			DeleteFunc: func(object any) {
+				if name, err := toolscache.DeletionHandlingObjectToName(object); err == nil {
+					send(func(time.Time) { p.observed.gone(name.Name) })
+				}
+			},
+		},
+	})
+	var watching sync.WaitGroup
+	defer watching.Wait()
+	watching.Go(func() { informer.RunWithContext(ctx) })
+	tick := time.NewTicker(p.options.RetryPeriod)
+	defer tick.Stop()
+	synced := false
+	for {
+		var old []*coordinationv1.Lease
+		if synced = synced || informer.HasSynced(); synced {
+			old = p.meet(ctx, time.Now())
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case event := <-events:
+			event(time.Now())
+		case <-tick.C:
+			for _, lease := range old {
+				p.remove(ctx, lease.Name, metav1.DeleteOptions{
+					Preconditions: &metav1.Preconditions{UID: &lease.UID, ResourceVersion: &lease.ResourceVersion}})
+			}
+		}
+	}
+}
+
+// meet connects the members, and forgets others.
+func (p *Peers) meet(ctx context.Context, now time.Time) (old []*coordinationv1.Lease) {
+	current, old := p.observed.current(now)
+	members := map[string]member{}
+	for _, lease := range current {
+		if m, ok := p.options.memberOf(lease); ok && m.identity != p.options.Identity {
+			members[m.identity] = m
+		}
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	identities := make([]string, 0, len(members))
+	for identity, m := range members {
+		identities = append(identities, identity)
+		if known := p.known[identity]; known == nil || known.member != m {
+			if known != nil {
+				known.end()
+			}
+			p.known[identity] = p.startPeer(ctx, m)
+		}
+	}
+	p.listener.Members(identities)
+	for identity, known := range p.known {
+		// One whose Lease has expired may still be heard: the API server is away.
+		if _, is := members[identity]; !is && !known.isHeard(now) {
+			known.end()
+			delete(p.known, identity)
+		}
+	}
+	return old
+}

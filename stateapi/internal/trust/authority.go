@@ -1,0 +1,206 @@
+package trust
+
+import (
+	"bytes"
+	"context"
+	"crypto/x509"
+	"sync"
+	"time"
+
+	"github.com/pkg/errors"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apiserver/pkg/server/dynamiccertificates"
+	corev1client "k8s.io/client-go/kubernetes/typed/core/v1"
+	"sigs.k8s.io/controller-runtime/pkg/log"
+
+	"github.com/latchkey-dev/latchkey/internal/certs"
+)
+
+// readInterval is how often the Secret is read.
+const readInterval = 10 * time.Second
+
+// Options configure an Authority.
+type Options struct {
+	// Namespace and Name of the Secret, which must exist.
+	Namespace, Name string
+	// ReadOnly: another program keeps the Secret.
+	ReadOnly bool
+	Times
+}
+
+// Authority is the authority of a fleet, as the Secret has it. Its methods may be called from any
+// goroutine.
+type Authority struct {
+	secrets corev1client.SecretsGetter
+	options Options
+
+	mu        sync.Mutex
+	ring      keyring                        // guarded by mu
+	roots     []*x509.Certificate            // guarded by mu; those of ring, and of what was read before
+	bundle    []byte                         // guarded by mu; roots
+	listeners []dynamiccertificates.Listener // guarded by mu
+	leaves    []*Leaf                        // guarded by mu
+	changed   chan struct{}                  // guarded by mu; closed when the roots change
+}
+
+// New returns an Authority. New sends no request.
+func New(secrets corev1client.SecretsGetter, options Options) *Authority {
+	return &Authority{secrets: secrets, options: options, changed: make(chan struct{})}
+}
+
+// Run follows the Secret until ctx is done. What it cannot do is logged, and tried again.
+func (a *Authority) Run(ctx context.Context) {
+	tick := time.NewTicker(readInterval)
+	defer tick.Stop()
+	logged := ""
+	for {
+		text := ""
+		if err := a.refresh(ctx, time.Now()); err != nil {
+			text = err.Error()
+		}
+		if text != logged && ctx.Err() == nil {
+			logger := log.FromContext(ctx).WithValues("secret", a.options.Namespace+"/"+a.options.Name)
+			if logged = text; text != "" {
+				logger.Info("The replicas of the fleet cannot trust each other", "reason", text)
+			} else {
+				logger.Info("The replicas of the fleet trust each other")
+			}
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+		}
+	}
+}
+
+// errExpired is the error of an authority that another program should have replaced.
+var errExpired = errors.New("the fleet's authority has expired, and another program keeps it")
+
+// refresh reads the Secret, and changes it if that is due.
+func (a *Authority) refresh(ctx context.Context, now time.Time) error {
+	secrets := a.secrets.Secrets(a.options.Namespace)
+	secret, err := secrets.Get(ctx, a.options.Name, metav1.GetOptions{})
+	if apierrors.IsNotFound(err) {
+		return errors.New("the Secret does not exist: create it without data, as the manifests of the state API have it")
+	}
+	if err != nil {
+		return errors.Wrap(err, "reading the Secret")
+	}
+	ring, err := readKeyring(secret.Data)
+	if err != nil {
+		return err
+	}
+	if a.options.ReadOnly {
+		switch {
+		case ring.signer == nil:
+			return errors.Errorf("the Secret has no %s yet", signerCert)
+		case now.After(ring.signer.Certificate().NotAfter):
+			a.take(ring, now)
+			return errors.WithMessagef(errExpired, "at %s", ring.signer.Certificate().NotAfter.UTC().Format(time.RFC3339))
+		}
+	} else if ring, err = a.step(ctx, secret, ring, now); err != nil {
+		return err
+	}
+	a.take(ring, now)
+	return nil
+}
+
+// step changes the Secret if that is due.
+func (a *Authority) step(ctx context.Context, secret *corev1.Secret, ring keyring, now time.Time) (keyring, error) {
+	next, changed, err := a.options.step(ring, now, func() (*certs.Authority, error) {
+		return certs.NewAuthorityFor("latchkey-fleet", a.options.Lifetime)
+	})
+	if err != nil || !changed {
+		return next, err
+	}
+	secret = secret.DeepCopy()
+	if secret.Data, err = next.data(); err != nil {
+		return keyring{}, err
+	}
+	// The resourceVersion goes along: of two replicas, one is first.
+	if _, err := a.secrets.Secrets(secret.Namespace).Update(ctx, secret, metav1.UpdateOptions{}); err != nil {
+		return keyring{}, errors.Wrap(err, "writing the Secret")
+	}
+	return next, nil
+}
+
+// take makes the keyring the current one. What was trusted before is trusted until it expires.
+func (a *Authority) take(ring keyring, now time.Time) {
+	listeners, leaves := a.takeLocked(ring, now)
+	for _, leaf := range leaves {
+		leaf.renewIfDue(now)
+	}
+	for _, listener := range listeners {
+		listener.Enqueue()
+	}
+}
+
+func (a *Authority) takeLocked(ring keyring, now time.Time) ([]dynamiccertificates.Listener, []*Leaf) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.ring = ring
+	ring.trusted = append(ring.trusted[:len(ring.trusted):len(ring.trusted)], a.roots...)
+	a.roots = ring.roots(now)
+	var listeners []dynamiccertificates.Listener
+	if bundle := encode(a.roots); !bytes.Equal(bundle, a.bundle) {
+		a.bundle, listeners = bundle, append(listeners, a.listeners...)
+		close(a.changed)
+		a.changed = make(chan struct{})
+	}
+	return listeners, append([]*Leaf(nil), a.leaves...)
+}
+
+// signer returns the authority that issues certificates, nil if there is none.
+func (a *Authority) signer() *certs.Authority {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.ring.signer
+}
+
+// Bundle returns the certificates of the authorities that are trusted, in PEM, and a channel that
+// is closed when they change.
+func (a *Authority) Bundle() (bundle []byte, changed <-chan struct{}) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.bundle, a.changed
+}
+
+// Pool returns the authorities that are trusted, and a channel that is closed when they change.
+func (a *Authority) Pool() (pool *x509.CertPool, changed <-chan struct{}) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	pool = x509.NewCertPool()
+	for _, root := range a.roots {
+		pool.AddCert(root)
+	}
+	return pool, a.changed
+}
+
+// Authority implements dynamiccertificates.CAContentProvider.
+var _ dynamiccertificates.CAContentProvider = (*Authority)(nil)
+
+// Name implements dynamiccertificates.CAContentProvider.
+func (*Authority) Name() string { return "fleet" }
+
+// CurrentCABundleContent implements dynamiccertificates.CAContentProvider.
+func (a *Authority) CurrentCABundleContent() []byte {
+	bundle, _ := a.Bundle()
+	return bundle
+}
+
+// VerifyOptions implements dynamiccertificates.CAContentProvider.
+func (a *Authority) VerifyOptions() (x509.VerifyOptions, bool) {
+	pool, _ := a.Pool()
+	return x509.VerifyOptions{Roots: pool, KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}},
+		len(a.CurrentCABundleContent()) > 0
+}
+
+// AddListener implements dynamiccertificates.CAContentProvider.
+func (a *Authority) AddListener(listener dynamiccertificates.Listener) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.listeners = append(a.listeners, listener)
+}

@@ -1,0 +1,472 @@
+package stateapi
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"sync"
+	"time"
+
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/latchkey-dev/latchkey/clustercache"
+	"github.com/latchkey-dev/latchkey/stateapi/apiserver"
+	"github.com/latchkey-dev/latchkey/stateapi/internal/merge"
+	"github.com/latchkey-dev/latchkey/stateapi/v1alpha1"
+)
+
+const (
+	connectionsResource = "connections"
+	scopesResource      = "scopes"
+)
+
+// merged has what all replicas of the fleet say, and the stores of what is shown of it. Package
+// merge decides that. Its methods may be called from any goroutine.
+type merged struct {
+	self   string
+	own    func(*v1alpha1.Connection) // fills in what changes all the time, of this replica's own
+	ownGet func(*v1alpha1.Connection)
+	get    func(ctx context.Context, replica, resource, namespace, name string, into runtime.Object) error
+	states *connectionStore
+	scopes *scopeStore
+
+	mu   sync.Mutex
+	view *merge.View[*v1alpha1.Connection] // guarded by mu
+	// said has scopes by replica, extension and name. Guarded by mu.
+	said    map[string]map[client.ObjectKey]map[string]*scopeRow
+	shown   map[client.ObjectKey]shownExtension                 // guarded by mu
+	known   map[client.ObjectKey]clustercache.NotOwnedExtension // guarded by mu
+	met     bool                                                // guarded by mu; members is known
+	members []string                                            // guarded by mu
+	listed  map[string]map[string]bool                          // guarded by mu; resources by replica
+	changed chan struct{}                                       // guarded by mu; closed when members or listed change
+}
+
+type scopeRow = v1alpha1.Scope
+
+// shownExtension is what is shown of an extension.
+type shownExtension struct {
+	choice merge.Choice
+	scopes map[string]bool // names
+}
+
+func newMerged(s *StateAPI, self string) *merged {
+	m := &merged{
+		self:    self,
+		own:     s.refresh,
+		ownGet:  s.refreshAndCount,
+		view:    merge.New[*v1alpha1.Connection](merge.Times{Silence: silence, Forget: forgetTerms}),
+		said:    map[string]map[client.ObjectKey]map[string]*scopeRow{},
+		shown:   map[client.ObjectKey]shownExtension{},
+		known:   map[client.ObjectKey]clustercache.NotOwnedExtension{},
+		listed:  map[string]map[string]bool{},
+		changed: make(chan struct{}),
+	}
+	m.states, m.scopes = s.newStores(m.refresh, nil, s.countObjects, 0)
+	return m
+}
+
+// update says what this replica has of an extension. row is nil if it does not have it.
+func (f *fleet) update(key client.ObjectKey, row *v1alpha1.Connection, scopes []*v1alpha1.Scope,
+	state *clustercache.ConnectionState, other clustercache.NotOwnedExtension) {
+	if row != nil {
+		row.Status.Replica = f.options.Identity
+	}
+	known := clustercache.NotOwnedExtension{UID: state.UID, Created: state.Created}
+	if known.UID == "" {
+		known = other
+	}
+	m := f.merged
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	now := time.Now()
+	m.view.Hear(m.self, now)
+	if m.known[key] = known; known.UID != "" {
+		m.view.Know(key, known.UID)
+	} else {
+		delete(m.known, key)
+		m.view.Gone(key)
+	}
+	if row == nil {
+		delete(m.said[m.self], key)
+		m.view.Unclaim(m.self, key)
+	} else {
+		own := map[string]*scopeRow{}
+		for _, scope := range scopes {
+			own[scope.Name] = copyOfScope(scope)
+		}
+		m.saidLocked(m.self)[key] = own
+		m.view.Claim(m.self, key, rowOf(copyOf(row)))
+	}
+	m.showLocked(key, now, true)
+}
+
+func (m *merged) saidLocked(replica string) map[client.ObjectKey]map[string]*scopeRow {
+	if m.said[replica] == nil {
+		m.said[replica] = map[client.ObjectKey]map[string]*scopeRow{}
+	}
+	return m.said[replica]
+}
+
+func rowOf(c *v1alpha1.Connection) merge.Row[*v1alpha1.Connection] {
+	return merge.Row[*v1alpha1.Connection]{UID: c.UID, Term: c.Status.Term, Row: c}
+}
+
+// copyOf returns a copy that shares what it points to.
+func copyOf(c *v1alpha1.Connection) *v1alpha1.Connection {
+	copied := *c
+	copied.ResourceVersion = ""
+	return &copied
+}
+
+func copyOfScope(s *v1alpha1.Scope) *v1alpha1.Scope {
+	copied := *s
+	copied.ResourceVersion = ""
+	return &copied
+}
+
+// Members implements peers.Listener.
+func (m *merged) Members(identities []string) {
+	slices.Sort(identities)
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.met && slices.Equal(identities, m.members) {
+		return
+	}
+	now := time.Now()
+	m.met, m.members = true, identities
+	for _, replica := range m.view.Replicas() {
+		if replica != m.self && !slices.Contains(identities, replica) {
+			m.showAllLocked(m.view.Member(replica, false, now), now)
+		}
+	}
+	for _, replica := range identities {
+		m.showAllLocked(m.view.Member(replica, true, now), now)
+	}
+	m.broadcastLocked()
+}
+
+func (m *merged) broadcastLocked() {
+	close(m.changed)
+	m.changed = make(chan struct{})
+}
+
+// Replaced implements peers.Listener.
+func (m *merged) Replaced(replica, resource string, objects []runtime.Object) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	now := time.Now()
+	if resource == connectionsResource {
+		rows := make(map[client.ObjectKey]merge.Row[*v1alpha1.Connection], len(objects))
+		for _, object := range objects {
+			c := object.(*v1alpha1.Connection)
+			rows[client.ObjectKeyFromObject(c)] = rowOf(received(c, replica))
+		}
+		m.showAllLocked(m.view.Replace(replica, rows), now)
+	} else {
+		before := m.said[replica]
+		m.said[replica] = map[client.ObjectKey]map[string]*scopeRow{}
+		for _, object := range objects {
+			m.sayLocked(replica, object.(*v1alpha1.Scope))
+		}
+		for key := range before {
+			m.showLocked(key, now, true)
+		}
+		for key := range m.said[replica] {
+			m.showLocked(key, now, true)
+		}
+	}
+	if m.listed[replica] == nil {
+		m.listed[replica] = map[string]bool{}
+	}
+	if !m.listed[replica][resource] {
+		m.listed[replica][resource] = true
+		m.broadcastLocked()
+	}
+}
+
+// received returns what a replica says, which it cannot say in the name of another one.
+func received(c *v1alpha1.Connection, replica string) *v1alpha1.Connection {
+	c.Status.Replica, c.Status.ClaimedBy, c.ResourceVersion = replica, nil, ""
+	return c
+}
+
+func (m *merged) sayLocked(replica string, scope *v1alpha1.Scope) (key client.ObjectKey) {
+	key = client.ObjectKey{Namespace: scope.Namespace, Name: scope.Status.Extension}
+	scope.ResourceVersion = ""
+	said := m.saidLocked(replica)
+	if said[key] == nil {
+		said[key] = map[string]*scopeRow{}
+	}
+	said[key][scope.Name] = scope
+	return key
+}
+
+// Changed implements peers.Listener.
+func (m *merged) Changed(replica, _ string, object runtime.Object) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	now := time.Now()
+	switch object := object.(type) {
+	case *v1alpha1.Connection:
+		key := client.ObjectKeyFromObject(object)
+		m.view.Claim(replica, key, rowOf(received(object, replica)))
+		m.showLocked(key, now, false)
+	case *v1alpha1.Scope:
+		m.showLocked(m.sayLocked(replica, object), now, true)
+	}
+}
+
+// Removed implements peers.Listener.
+func (m *merged) Removed(replica, _ string, object runtime.Object) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	now := time.Now()
+	switch object := object.(type) {
+	case *v1alpha1.Connection:
+		key := client.ObjectKeyFromObject(object)
+		m.view.Unclaim(replica, key)
+		m.showLocked(key, now, false)
+	case *v1alpha1.Scope:
+		key := client.ObjectKey{Namespace: object.Namespace, Name: object.Status.Extension}
+		said := m.saidLocked(replica)
+		if delete(said[key], object.Name); len(said[key]) == 0 {
+			delete(said, key)
+		}
+		m.showLocked(key, now, true)
+	}
+}
+
+// Heard implements peers.Listener.
+func (m *merged) Heard(replica string) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	now := time.Now()
+	m.showAllLocked(m.view.Hear(replica, now), now)
+}
+
+// run notices who is silent, until ctx is done.
+func (m *merged) run(ctx context.Context) {
+	tick := time.NewTicker(silence / 5)
+	defer tick.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+			m.tick(time.Now())
+		}
+	}
+}
+
+func (m *merged) tick(now time.Time) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.view.Hear(m.self, now)
+	m.showAllLocked(m.view.Tick(now), now)
+	for _, replica := range m.replicasLocked() {
+		if !m.view.Known(replica) && replica != m.self {
+			delete(m.said, replica)
+			delete(m.listed, replica)
+		}
+	}
+}
+
+func (m *merged) replicasLocked() (names []string) {
+	for replica := range m.said {
+		names = append(names, replica)
+	}
+	for replica := range m.listed {
+		names = append(names, replica)
+	}
+	return names
+}
+
+// awaitComplete waits until each member was listed, or is not heard. It returns false if ctx is
+// done before.
+func (m *merged) awaitComplete(ctx context.Context) bool {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	wait := time.NewTimer(silence)
+	defer wait.Stop()
+	for {
+		complete, changed := m.complete()
+		if complete {
+			return true
+		}
+		select {
+		case <-ctx.Done():
+			return false
+		case <-changed:
+		case <-wait.C:
+			return true
+		}
+	}
+}
+
+func (m *merged) complete() (bool, <-chan struct{}) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for _, replica := range m.members {
+		if len(m.listed[replica]) < 2 {
+			return false, m.changed
+		}
+	}
+	return m.met, m.changed
+}
+
+func (m *merged) hasPeers() bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return len(m.members) > 0
+}
+
+func (m *merged) showAllLocked(keys []client.ObjectKey, now time.Time) {
+	for _, key := range keys {
+		m.showLocked(key, now, false)
+	}
+}
+
+// showLocked puts what is shown of an extension into the stores. scopes says that its scopes have
+// changed, too.
+func (m *merged) showLocked(key client.ObjectKey, now time.Time, scopes bool) {
+	choice, row := m.view.Show(key, now)
+	before := m.shown[key]
+	if choice.Kind == merge.Absent {
+		m.states.Remove(key.Namespace, key.Name)
+		m.showScopesLocked(key, before.scopes, nil, false)
+		delete(m.shown, key)
+		return
+	}
+	put(m.states, m.connectionLocked(key, choice, row, now))
+	next := shownExtension{choice: choice, scopes: before.scopes}
+	if scopes || before.choice.Kind != choice.Kind || before.choice.Replica != choice.Replica {
+		next.scopes = m.showScopesLocked(key, before.scopes, m.said[choice.Replica][key], choice.Kind == merge.Silent)
+	}
+	m.shown[key] = next
+}
+
+// showScopesLocked replaces the scopes that are shown of an extension, and returns their names.
+func (m *merged) showScopesLocked(key client.ObjectKey, before map[string]bool, scopes map[string]*scopeRow,
+	silent bool) (names map[string]bool) {
+	for name := range before {
+		if scopes[name] == nil {
+			m.scopes.Remove(key.Namespace, name)
+		}
+	}
+	for name, scope := range scopes {
+		if names == nil {
+			names = make(map[string]bool, len(scopes))
+		}
+		names[name] = true
+		shown := copyOfScope(scope)
+		if silent {
+			shown.Status.State, shown.Status.Reason = v1alpha1.StateUnknown, v1alpha1.ReasonReplicaSilent
+		}
+		m.scopes.Put(shown)
+	}
+	return names
+}
+
+// connectionLocked returns the Connection that is shown of a choice.
+func (m *merged) connectionLocked(key client.ObjectKey, choice merge.Choice, row *v1alpha1.Connection,
+	now time.Time) *v1alpha1.Connection {
+	var c *v1alpha1.Connection
+	switch choice.Kind {
+	case merge.Held:
+		c = copyOf(row)
+	case merge.Silent:
+		c = copyOf(row)
+		at, _ := m.view.HeardAt(choice.Replica)
+		m.becomes(c, v1alpha1.StateUnknown, v1alpha1.ReasonReplicaSilent, at, fmt.Sprintf(
+			"replica %s was not heard since %s, and this is what it said then", choice.Replica, at.UTC().Format(time.RFC3339)))
+	default:
+		known := m.known[key]
+		c = &v1alpha1.Connection{ObjectMeta: metadataOf(clustercache.ConnectionState{
+			Extension: key,
+			UID:       known.UID,
+			Created:   known.Created,
+		}, key.Name)}
+		text := "no replica has it"
+		since := now
+		if last := m.shown[key]; last.choice.Kind == merge.Unclaimed {
+			since = m.sinceLocked(key, now)
+		}
+		m.becomes(c, v1alpha1.StateDisconnected, v1alpha1.ReasonNoReplica, since, text)
+	}
+	if choice.Contested {
+		c.Status.ClaimedBy = m.view.Claimants(key)
+	}
+	return c
+}
+
+// sinceLocked returns since when an extension is shown as it is.
+func (m *merged) sinceLocked(key client.ObjectKey, now time.Time) time.Time {
+	last, err := m.states.Get(apiserver.Context{Namespace: key.Namespace}, key.Name, &metav1.GetOptions{})
+	if err != nil || last.Status.Since == nil {
+		return now
+	}
+	return last.Status.Since.Time
+}
+
+// becomes sets a state that no replica vouches for.
+func (*merged) becomes(c *v1alpha1.Connection, state, reason string, since time.Time, message string) {
+	c.Status.State, c.Status.Reason, c.Status.Message, c.Status.Since = state, reason, message, timeOf(since)
+	status := metav1.ConditionUnknown
+	if state == v1alpha1.StateDisconnected {
+		status = metav1.ConditionFalse
+	}
+	c.Status.Conditions = slices.Clone(c.Status.Conditions)
+	for _, kind := range []string{v1alpha1.ConditionConnected, v1alpha1.ConditionHealthy} {
+		meta.RemoveStatusCondition(&c.Status.Conditions, kind)
+		c.Status.Conditions = append(c.Status.Conditions, metav1.Condition{
+			Type:               kind,
+			Status:             status,
+			Reason:             reason,
+			Message:            message,
+			LastTransitionTime: metav1.NewTime(since.Truncate(time.Second)),
+		})
+	}
+}
+
+// refresh fills in what changes all the time. Of other replicas that is not known here.
+func (m *merged) refresh(c *v1alpha1.Connection) {
+	if c.Status.Replica == m.self {
+		m.own(c)
+		return
+	}
+	c.Status.Probe.LastTime, c.Status.Probe.LastSuccessTime = nil, nil
+}
+
+// connections returns the store of what is shown.
+func (m *merged) connections() *fleetStore { return &fleetStore{connectionStore: m.states, merged: m} }
+
+// fleetStore asks the replica that has an extension when one is read by itself.
+type fleetStore struct {
+	*connectionStore
+	merged *merged
+}
+
+// Get implements apiserver.Getter.
+func (s *fleetStore) Get(ctx apiserver.Context, name string, options *metav1.GetOptions) (*v1alpha1.Connection, error) {
+	c, err := s.connectionStore.Get(ctx, name, options)
+	switch {
+	case err != nil || c.Status.Replica == "" || c.Status.State == v1alpha1.StateUnknown:
+		return c, err
+	case c.Status.Replica == s.merged.self:
+		s.merged.ownGet(c)
+		return c, nil
+	}
+	fresh := &v1alpha1.Connection{}
+	if err := s.merged.get(ctx, c.Status.Replica, connectionsResource, c.Namespace, c.Name, fresh); err != nil ||
+		fresh.UID != c.UID {
+		return c, nil //nolint:nilerr // what it said before is shown
+	}
+	c.Status.Probe, c.Status.Permissions, c.Status.Refused = fresh.Status.Probe, fresh.Status.Permissions,
+		fresh.Status.Refused
+	c.Status.Objects = fresh.Status.Objects
+	return c, nil
+}

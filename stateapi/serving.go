@@ -1,0 +1,150 @@
+package stateapi
+
+import (
+	"context"
+	"sync"
+	"time"
+
+	"github.com/pkg/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	coordinationclient "k8s.io/client-go/kubernetes/typed/coordination/v1"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/leaderelection/resourcelock"
+	"sigs.k8s.io/controller-runtime/pkg/log"
+
+	"github.com/latchkey-dev/latchkey/fence"
+	"github.com/latchkey-dev/latchkey/internal/holding"
+)
+
+// servingTimes are those of the Lease by which one replica serves. It is short: while the replica
+// that served is killed, and its lease lasts, no other one serves.
+var servingTimes = holding.Times{
+	LeaseDuration: 6 * time.Second,
+	RenewDeadline: 4 * time.Second,
+	RetryPeriod:   time.Second,
+}
+
+const (
+	// handOverTimeout bounds how long a replica serves on after it has given the Lease up, until
+	// the next one serves.
+	handOverTimeout = 8 * time.Second
+	// handOverInterval is how often it looks.
+	handOverInterval = 200 * time.Millisecond
+	// handOverGrace is how long it serves on, for those who do not know yet that another one
+	// serves.
+	handOverGrace = 2 * time.Second
+)
+
+// serveInTurn serves the view of all replicas whenever this one holds the Lease, until ctx is done,
+// or it receives an error.
+func (f *fleet) serveInTurn(ctx context.Context, failed <-chan error) (err error) {
+	config := rest.CopyConfig(f.api.options.Config)
+	config.Timeout = servingTimes.RenewDeadline
+	leases, err := coordinationclient.NewForConfig(config)
+	if err != nil {
+		return errors.Wrap(err, "creating a client")
+	}
+	if !f.merged.awaitComplete(ctx) {
+		return nil
+	}
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	var running sync.WaitGroup
+	defer running.Wait()
+	running.Go(func() {
+		select {
+		case <-ctx.Done():
+		case err := <-failed:
+			cancel(err)
+		}
+	})
+	for ctx.Err() == nil {
+		holding.Hold(ctx, holding.Options{Times: servingTimes}, &resourcelock.LeaseLock{
+			LeaseMeta:  metav1.ObjectMeta{Namespace: f.options.Namespace, Name: f.options.Name + "-state"},
+			Client:     leases,
+			LockConfig: resourcelock.ResourceLockConfig{Identity: f.options.Identity},
+		}, func(holds context.Context, _ *fence.Term) {
+			server := f.serve(holds, &running)
+			select {
+			case <-holds.Done():
+			case err := <-server:
+				log.FromContext(ctx).Error(err, "Cannot serve the state API; another replica may")
+			}
+		})
+		select {
+		case <-ctx.Done():
+		case <-time.After(servingTimes.RetryPeriod):
+		}
+	}
+	running.Wait()
+	if cause := context.Cause(ctx); !errors.Is(cause, context.Canceled) && !errors.Is(cause, context.DeadlineExceeded) {
+		return cause
+	}
+	return nil
+}
+
+// serve starts the server of the view. It ends at once when the lease is lost, and when ctx is done
+// otherwise as soon as another replica serves.
+func (f *fleet) serve(ctx context.Context, running *sync.WaitGroup) (failed <-chan error) {
+	errs := make(chan error, 1)
+	server, err := f.api.newServer(f.api.options.Server, f.merged.connections(), f.merged.scopes)
+	if err != nil {
+		errs <- err
+		return errs
+	}
+	log.FromContext(ctx).Info("Serves the state API for all replicas")
+	life, end := context.WithCancel(context.WithoutCancel(ctx))
+	running.Go(func() {
+		defer end()
+		<-ctx.Done()
+		if !errors.Is(context.Cause(ctx), fence.ErrClosed) { // it has not lost the lease
+			f.handOver()
+		}
+	})
+	running.Go(func() {
+		if !awaitCheck(ctx, server) {
+			return
+		}
+		var publishing sync.WaitGroup
+		if f.api.publisher != nil {
+			publishing.Go(func() {
+				select {
+				case <-server.Listening():
+					f.api.publisher.Run(ctx)
+				case <-life.Done():
+				}
+			})
+		}
+		if err := server.Run(life); err != nil {
+			errs <- err
+		}
+		end()
+		publishing.Wait()
+		if f.api.publisher != nil {
+			f.api.publisher.Withdraw(context.WithoutCancel(ctx))
+		}
+	})
+	return errs
+}
+
+// handOver waits until another replica serves.
+func (f *fleet) handOver() {
+	if f.api.publisher == nil || !f.merged.hasPeers() {
+		return
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), handOverTimeout)
+	defer cancel()
+	tick := time.NewTicker(handOverInterval)
+	defer tick.Stop()
+	for f.api.publisher.Leads(ctx) {
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+		}
+	}
+	select {
+	case <-ctx.Done():
+	case <-time.After(handOverGrace):
+	}
+}

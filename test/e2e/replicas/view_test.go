@@ -1,0 +1,392 @@
+package replicas
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"net"
+	"net/netip"
+	"slices"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	. "github.com/onsi/gomega"
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/client-go/dynamic"
+	"k8s.io/client-go/dynamic/dynamicinformer"
+	"k8s.io/client-go/rest"
+	toolscache "k8s.io/client-go/tools/cache"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/manager"
+
+	"github.com/latchkey-dev/latchkey/clustercache"
+	"github.com/latchkey-dev/latchkey/stateapi"
+	"github.com/latchkey-dev/latchkey/stateapi/apiserver"
+	"github.com/latchkey-dev/latchkey/stateapi/v1alpha1"
+)
+
+// stateOptions make a replica a part of the view of all.
+type stateOptions struct {
+	Group   string
+	Service string // and beginning of the name of the Secret
+	// Address stands for this replica in the Service's EndpointSlice, which may not have a loopback
+	// address.
+	Address     netip.Addr
+	Port        uint16 // on which it serves the view of all
+	PeerPort    uint16 // on which it serves the others
+	PeerAddress netip.AddrPort
+}
+
+func serveStates(config *rest.Config, mgr manager.Manager, cc clustercache.ClusterCache, o options) error {
+	loopback := netip.MustParseAddr("127.0.0.1")
+	address := o.State.PeerAddress
+	if !address.IsValid() {
+		address = netip.AddrPortFrom(loopback, o.State.PeerPort)
+	}
+	api, err := stateapi.New(cc, stateapi.Options{
+		Group:  o.State.Group,
+		Config: config,
+		Service: stateapi.ServiceOptions{
+			Namespace: "default",
+			Name:      o.State.Service,
+			Address:   o.State.Address,
+		},
+		Server: apiserver.ExtensionAPIServerOptions{
+			BindAddress: netip.AddrPortFrom(loopback, o.State.Port).String(),
+		},
+		Fleet: stateapi.FleetOptions{
+			Name:          o.Fleet,
+			Namespace:     "default",
+			Secret:        o.State.Service + "-authority",
+			Identity:      o.Name,
+			BindAddress:   netip.AddrPortFrom(loopback, o.State.PeerPort).String(),
+			Address:       address,
+			LeaseDuration: leaseDuration,
+		},
+	})
+	if err != nil {
+		return err
+	}
+	return mgr.Add(api)
+}
+
+// viewed is a fleet with one view of all its replicas, behind the API server.
+type viewed struct {
+	*fleet
+	group, service string
+	names          []string // of the extensions
+}
+
+// newViewed creates a fleet with n extensions, and what leads to the replica that serves.
+func newViewed(t *testing.T, name string, n int) *viewed {
+	t.Helper()
+	v := &viewed{
+		fleet:   newFleet(t, name, options{Buckets: 8, Extensions: nil}),
+		group:   name + ".state.example.com",
+		service: name,
+		names:   manyExtensions(t, name, n),
+	}
+	g, c := NewWithT(t), admin(t)
+	forwarder := v.forward(t)
+	apiService := &unstructured.Unstructured{Object: map[string]any{"spec": map[string]any{
+		"group": v.group, "version": "v1alpha1", "groupPriorityMinimum": int64(100), "versionPriority": int64(100),
+		"service": map[string]any{"namespace": "default", "name": v.service, "port": int64(forwarder.Port())},
+	}}}
+	apiService.SetAPIVersion("apiregistration.k8s.io/v1")
+	apiService.SetKind("APIService")
+	apiService.SetName("v1alpha1." + v.group)
+	for _, object := range []client.Object{
+		&corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: v.service + "-authority"}},
+		&corev1.Service{
+			ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: v.service},
+			Spec: corev1.ServiceSpec{
+				Type:         corev1.ServiceTypeExternalName,
+				ExternalName: "localhost",
+				Ports:        []corev1.ServicePort{{Name: "https", Port: int32(forwarder.Port())}},
+			},
+		},
+		apiService,
+	} {
+		g.Expect(c.Create(t.Context(), object)).To(Succeed())
+		t.Cleanup(func() { _ = c.Delete(context.Background(), object) })
+	}
+	return v
+}
+
+// start adds a replica.
+func (v *viewed) start() *replica {
+	v.t.Helper()
+	n := len(v.replicas) + 1
+	address := netip.AddrFrom4([4]byte{192, 0, 2, byte(n)})
+	v.options.State = &stateOptions{
+		Group:    v.group,
+		Service:  v.service,
+		Address:  address,
+		Port:     freePort(v.t),
+		PeerPort: freePort(v.t),
+	}
+	return v.fleet.start()
+}
+
+func freePort(t testing.TB) uint16 {
+	t.Helper()
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	NewWithT(t).Expect(err).NotTo(HaveOccurred())
+	defer func() { _ = listener.Close() }()
+	return netip.MustParseAddrPort(listener.Addr().String()).Port()
+}
+
+// forward returns the address of a server that leads to the replica in the EndpointSlice, as the
+// network of a cluster does.
+func (v *viewed) forward(t *testing.T) netip.AddrPort {
+	t.Helper()
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	NewWithT(t).Expect(err).NotTo(HaveOccurred())
+	ctx, cancel := context.WithCancel(context.Background())
+	c := admin(t)
+	var running sync.WaitGroup
+	running.Go(func() {
+		for {
+			conn, err := listener.Accept()
+			if err != nil {
+				return
+			}
+			running.Go(func() { v.pass(ctx, c, conn) })
+		}
+	})
+	t.Cleanup(func() {
+		cancel()
+		_ = listener.Close()
+		running.Wait()
+	})
+	return netip.MustParseAddrPort(listener.Addr().String())
+}
+
+func (v *viewed) pass(ctx context.Context, c client.Client, front net.Conn) {
+	defer func() { _ = front.Close() }()
+	slice := &discoveryv1.EndpointSlice{}
+	if err := c.Get(ctx, client.ObjectKey{Namespace: "default", Name: v.service + "-leader"}, slice); err != nil ||
+		len(slice.Endpoints) == 0 {
+		return
+	}
+	port := slice.Ports[0].Port
+	back, err := (&net.Dialer{}).DialContext(ctx, "tcp", fmt.Sprintf("127.0.0.1:%d", *port))
+	if err != nil {
+		return
+	}
+	defer func() { _ = back.Close() }()
+	defer context.AfterFunc(ctx, func() { _, _ = front.Close(), back.Close() })()
+	done := make(chan struct{}, 2)
+	for _, way := range [][2]net.Conn{{front, back}, {back, front}} {
+		go func() {
+			_, _ = io.Copy(way[0], way[1])
+			_, _ = way[0].Close(), way[1].Close()
+			done <- struct{}{}
+		}()
+	}
+	<-done
+	<-done
+}
+
+func (v *viewed) resource() schema.GroupVersionResource {
+	return schema.GroupVersionResource{Group: v.group, Version: "v1alpha1", Resource: "connections"}
+}
+
+// rows returns the view, by name.
+func (v *viewed) rows() (map[string]v1alpha1.Connection, error) {
+	c, err := dynamic.NewForConfig(cp.Config())
+	if err != nil {
+		return nil, err
+	}
+	list, err := c.Resource(v.resource()).List(v.t.Context(), metav1.ListOptions{})
+	if err != nil {
+		return nil, err
+	}
+	rows := map[string]v1alpha1.Connection{}
+	for i := range list.Items {
+		rows[list.Items[i].GetName()] = rowOf(&list.Items[i])
+	}
+	return rows, nil
+}
+
+func rowOf(object *unstructured.Unstructured) (c v1alpha1.Connection) {
+	_ = runtime.DefaultUnstructuredConverter.FromUnstructured(object.Object, &c)
+	return c
+}
+
+// agrees waits until the view is what the replicas have: each extension is connected, at the
+// replica that says so.
+func (v *viewed) agrees() {
+	v.t.Helper()
+	NewWithT(v.t).Eventually(func(g Gomega) {
+		rows, err := v.rows()
+		g.Expect(err).NotTo(HaveOccurred())
+		g.Expect(rows).To(HaveLen(len(v.names)))
+		owners := v.owners()
+		g.Expect(owners).To(HaveLen(len(v.names)))
+		for name, row := range rows {
+			g.Expect(row.Status.State).To(Equal(v1alpha1.StateConnected), "%s: %s", name, row.Status.Message)
+			g.Expect(row.Status.Replica).To(Equal(owners[name].name), name)
+			g.Expect(row.Status.Identity.Username).To(HaveSuffix(":" + name))
+			g.Expect(row.Status.ClaimedBy).To(BeEmpty())
+		}
+	}).WithTimeout(2 * patience).WithPolling(200 * time.Millisecond).Should(Succeed())
+}
+
+// watcher is an informer on the view, which notes what must not be.
+type watcher struct {
+	mu     sync.Mutex
+	rows   map[string]v1alpha1.Connection // guarded by mu
+	broken []string                       // guarded by mu
+	dead   map[string]time.Time           // guarded by mu; replicas that cannot say anything, since when
+}
+
+// watch starts an informer on the view, that ends with the test.
+func (v *viewed) watch() *watcher {
+	v.t.Helper()
+	g := NewWithT(v.t)
+	w := &watcher{rows: map[string]v1alpha1.Connection{}, dead: map[string]time.Time{}}
+	c, err := dynamic.NewForConfig(cp.Config())
+	g.Expect(err).NotTo(HaveOccurred())
+	factory := dynamicinformer.NewDynamicSharedInformerFactory(c, 0)
+	informer := factory.ForResource(v.resource()).Informer()
+	_, err = informer.AddEventHandler(toolscache.ResourceEventHandlerFuncs{
+		AddFunc:    func(object any) { w.see(rowOf(object.(*unstructured.Unstructured))) },
+		UpdateFunc: func(_, object any) { w.see(rowOf(object.(*unstructured.Unstructured))) },
+		DeleteFunc: func(object any) {
+			w.mu.Lock()
+			defer w.mu.Unlock()
+			if name, err := toolscache.DeletionHandlingObjectToName(object); err == nil {
+				w.broken = append(w.broken, name.Name+" is absent")
+			}
+		},
+	})
+	g.Expect(err).NotTo(HaveOccurred())
+	ctx, cancel := context.WithCancel(context.Background())
+	factory.Start(ctx.Done())
+	v.t.Cleanup(func() {
+		cancel()
+		factory.Shutdown()
+	})
+	g.Eventually(informer.HasSynced).WithTimeout(patience).Should(BeTrue())
+	return w
+}
+
+// deaf says that a replica cannot say anything from now on, or can again.
+func (w *watcher) deaf(r *replica, is bool) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if delete(w.dead, r.name); is {
+		w.dead[r.name] = time.Now()
+	}
+}
+
+func (w *watcher) see(row v1alpha1.Connection) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	before, known := w.rows[row.Name]
+	was, is := before.Status, row.Status
+	if known && is.Replica != "" && was.Replica != "" && (is.Term < was.Term ||
+		is.Replica == was.Replica && is.Term == was.Term && is.Epoch < was.Epoch) {
+		w.broken = append(w.broken, fmt.Sprintf("%s goes from %d/%d of %s back to %d/%d of %s", row.Name, was.Term, was.Epoch,
+			was.Replica, is.Term, is.Epoch, is.Replica))
+	}
+	if row.Status.Replica == "" { // no replica has it; the term that was shown counts
+		row.Status.Term, row.Status.Epoch, row.Status.Replica = was.Term, was.Epoch, was.Replica
+	}
+	w.rows[row.Name] = row
+}
+
+// silentFor is how long after a replica was silenced its rows may still be green: the time for
+// which a replica is heard, and that of a busy machine.
+const silentFor = 10 * time.Second
+
+// check returns what must not be: also rows that are green, of replicas that cannot say anything.
+func (w *watcher) check() []string {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	broken := slices.Clone(w.broken)
+	for name, row := range w.rows {
+		state := row.Status.State
+		if since, dead := w.dead[row.Status.Replica]; dead && time.Since(since) > silentFor &&
+			(state == v1alpha1.StateConnected || state == v1alpha1.StateDegraded) {
+			broken = append(broken, fmt.Sprintf("%s is %s, by %s, which says nothing since %s", name, state,
+				row.Status.Replica, since))
+		}
+	}
+	return broken
+}
+
+// One list has what all replicas have, whichever of them serves it, and whatever happens to them.
+func TestView(t *testing.T) {
+	g := NewWithT(t)
+	v := newViewed(t, "seen", 30)
+	a, b := v.start(), v.start()
+	v.agrees()
+	w := v.watch()
+	serving := func() *replica {
+		lease := &unstructured.Unstructured{}
+		lease.SetAPIVersion("coordination.k8s.io/v1")
+		lease.SetKind("Lease")
+		g.Expect(admin(t).Get(t.Context(), client.ObjectKey{Namespace: "default", Name: v.name + "-state"}, lease)).
+			To(Succeed())
+		holder, _, _ := unstructured.NestedString(lease.Object, "spec", "holderIdentity")
+		for _, r := range v.replicas {
+			if r.name == holder {
+				return r
+			}
+		}
+		return nil
+	}
+	c := v.start() // joins
+	v.agrees()
+
+	// The one that serves is suspended: another one serves, and says that it is not heard, and then
+	// who has its extensions.
+	first := serving()
+	g.Expect(first).To(BeElementOf(a, b, c))
+	first.signal(syscall.SIGSTOP)
+	w.deaf(first, true)
+	g.Eventually(serving).WithTimeout(patience).ShouldNot(Equal(first))
+	first.signal(syscall.SIGCONT)
+	w.deaf(first, false)
+	v.agrees()
+
+	// One that ends hands over. kubectl notices nothing.
+	last := serving()
+	stop := make(chan struct{})
+	var failures []string
+	var asking sync.WaitGroup
+	asking.Go(func() {
+		for {
+			select {
+			case <-stop:
+				return
+			default:
+			}
+			if _, err := v.rows(); err != nil {
+				failures = append(failures, err.Error())
+			}
+		}
+	})
+	last.signal(syscall.SIGTERM)
+	g.Eventually(last.ended).WithTimeout(patience).Should(BeClosed())
+	v.agrees()
+	close(stop)
+	asking.Wait()
+	g.Expect(failures).To(BeEmpty())
+
+	// One that is killed.
+	killed := serving()
+	v.kill(killed)
+	w.deaf(killed, true)
+	v.agrees()
+	g.Expect(w.check()).To(BeEmpty())
+}
