@@ -136,17 +136,17 @@ func (m *merged) Members(identities []string) {
 	if m.met && slices.Equal(identities, m.members) {
 		return
 	}
-	now := time.Now()
 	m.met, m.members = true, identities
-	for _, replica := range m.view.Replicas() {
-		if replica != m.self && !slices.Contains(identities, replica) {
-			m.showAllLocked(m.view.Member(replica, false, now), now)
-		}
-	}
-	for _, replica := range identities {
-		m.showAllLocked(m.view.Member(replica, true, now), now)
-	}
 	m.broadcastLocked()
+}
+
+// Gone implements peers.Listener.
+func (m *merged) Gone(replica string) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	delete(m.said, replica)
+	delete(m.listed, replica)
+	m.showAllLocked(m.view.Forget(replica), time.Now())
 }
 
 func (m *merged) broadcastLocked() {
@@ -267,22 +267,6 @@ func (m *merged) tick(now time.Time) {
 	defer m.mu.Unlock()
 	m.view.Hear(m.self, now)
 	m.showAllLocked(m.view.Tick(now), now)
-	for _, replica := range m.replicasLocked() {
-		if !m.view.Known(replica) && replica != m.self {
-			delete(m.said, replica)
-			delete(m.listed, replica)
-		}
-	}
-}
-
-func (m *merged) replicasLocked() (names []string) {
-	for replica := range m.said {
-		names = append(names, replica)
-	}
-	for replica := range m.listed {
-		names = append(names, replica)
-	}
-	return names
 }
 
 // awaitComplete waits until each member was listed, or is not heard. It returns false if ctx is

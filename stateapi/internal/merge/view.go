@@ -48,7 +48,6 @@ type claim[T any] struct {
 type replica struct {
 	heardAt time.Time
 	heard   bool
-	left    bool // it has no lease any more
 	claims  map[client.ObjectKey]bool
 }
 
@@ -163,23 +162,10 @@ func (v *View[T]) Hear(name string, at time.Time) (changed []client.ObjectKey) {
 	return claimsOf(r)
 }
 
-// Member says whether a replica is a member of the fleet, by its lease.
-func (v *View[T]) Member(name string, is bool, now time.Time) (changed []client.ObjectKey) {
-	if !is && v.replicas[name] == nil {
-		return nil
-	}
-	r := v.replica(name)
-	if r.heardAt.IsZero() {
-		r.heardAt = now // it has that long to be heard
-	}
-	r.left = !is
-	return v.leave(name)
-}
-
-// leave forgets a replica that is neither heard nor a member.
-func (v *View[T]) leave(name string) (changed []client.ObjectKey) {
+// Forget forgets a replica, and what it said. What it says later begins with a Replace.
+func (v *View[T]) Forget(name string) (changed []client.ObjectKey) {
 	r := v.replicas[name]
-	if r == nil || r.heard || !r.left {
+	if r == nil {
 		return nil
 	}
 	changed = claimsOf(r)
@@ -192,12 +178,11 @@ func (v *View[T]) leave(name string) (changed []client.ObjectKey) {
 
 // Tick says what time it is.
 func (v *View[T]) Tick(now time.Time) (changed []client.ObjectKey) {
-	for name, r := range v.replicas {
+	for _, r := range v.replicas {
 		if r.heard && now.Sub(r.heardAt) > v.times.Silence {
 			r.heard = false
 			changed = append(changed, claimsOf(r)...)
 		}
-		changed = append(changed, v.leave(name)...)
 	}
 	for key, e := range v.extensions {
 		if !e.late.IsZero() && now.Sub(e.late) > v.times.Forget {
@@ -256,9 +241,6 @@ func (v *View[T]) HeardAt(name string) (at time.Time, heard bool) {
 	}
 	return at, false
 }
-
-// Known reports whether a replica is known.
-func (v *View[T]) Known(name string) bool { return v.replicas[name] != nil }
 
 // Replicas returns the replicas, sorted.
 func (v *View[T]) Replicas() (names []string) {

@@ -38,16 +38,31 @@ type peer struct {
 	began  time.Time
 	client atomic.Pointer[rest.RESTClient] // nil while not connected
 	end    context.CancelFunc
+	ended  chan struct{} // closed when it is not followed any more
 }
 
 func (p *Peers) startPeer(ctx context.Context, m member) *peer {
 	ctx, end := context.WithCancel(ctx)
-	one := &peer{peers: p, member: m, began: time.Now(), end: end, heard: map[string]*atomic.Int64{}}
+	one := &peer{peers: p, member: m, began: time.Now(), end: end, heard: map[string]*atomic.Int64{},
+		ended: make(chan struct{})}
 	for resource := range p.options.Resources {
 		one.heard[resource] = &atomic.Int64{}
 	}
-	p.running.Go(func() { one.run(ctx) })
+	p.running.Go(func() {
+		defer close(one.ended)
+		one.run(ctx)
+		p.listener.Gone(m.identity)
+	})
 	return one
+}
+
+func (p *peer) hasEnded() bool {
+	select {
+	case <-p.ended:
+		return true
+	default:
+		return false
+	}
 }
 
 // heardAt returns when the peer was last heard, of the resource of which it was heard least lately;

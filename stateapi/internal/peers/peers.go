@@ -47,6 +47,8 @@ type Options struct {
 type Listener interface {
 	// Members are the replicas whose Leases have not expired, but this one.
 	Members(identities []string)
+	// Gone: a peer is not followed any more. If it is again, that begins with Replaced.
+	Gone(identity string)
 	// Replaced: a peer has these objects of a resource, and no others.
 	Replaced(identity, resource string, objects []runtime.Object)
 	// Changed: a peer has this object.
@@ -185,11 +187,11 @@ func (p *Peers) meet(ctx context.Context, now time.Time) (old []*coordinationv1.
 	identities := make([]string, 0, len(members))
 	for identity, m := range members {
 		identities = append(identities, identity)
-		if known := p.known[identity]; known == nil || known.member != m {
-			if known != nil {
-				known.end()
-			}
+		switch known := p.known[identity]; {
+		case known == nil:
 			p.known[identity] = p.startPeer(ctx, m)
+		case known.member != m:
+			known.end() // it is started again when it has ended
 		}
 	}
 	p.listener.Members(identities)
@@ -197,6 +199,8 @@ func (p *Peers) meet(ctx context.Context, now time.Time) (old []*coordinationv1.
 		// One whose Lease has expired may still be heard: the API server is away.
 		if _, is := members[identity]; !is && !known.isHeard(now) {
 			known.end()
+		}
+		if known.hasEnded() {
 			delete(p.known, identity)
 		}
 	}

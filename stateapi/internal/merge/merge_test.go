@@ -1,0 +1,154 @@
+package merge
+
+import (
+	"testing"
+	"time"
+
+	. "github.com/onsi/gomega"
+	"k8s.io/apimachinery/pkg/types"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+)
+
+var (
+	key   = client.ObjectKey{Namespace: "ns", Name: "red"}
+	begin = time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
+)
+
+// at returns a time some seconds after the beginning.
+func at(seconds int) time.Time { return begin.Add(time.Duration(seconds) * time.Second) }
+
+func newView() *View[string] {
+	v := New[string](Times{Silence: 5 * time.Second, Forget: time.Minute})
+	v.Hear("a", begin)
+	v.Hear("b", begin)
+	return v
+}
+
+func row(uid string, term int64, text string) Row[string] {
+	return Row[string]{UID: types.UID(uid), Term: term, Row: text}
+}
+
+// shows returns the kind and the replica that are shown, and what it says.
+func shows(v *View[string], now time.Time) []any {
+	choice, text := v.Show(key, now)
+	return []any{choice.Kind, choice.Replica, text}
+}
+
+// An extension moves: the later term is shown, in whichever order the news arrives.
+func TestMoves(t *testing.T) {
+	g := NewWithT(t)
+	v := newView()
+	g.Expect(shows(v, begin)).To(Equal([]any{Absent, "", ""}))
+	v.Know(key, "uid")
+	g.Expect(shows(v, begin)).To(Equal([]any{Unclaimed, "", ""}))
+	v.Claim("a", key, row("uid", 3, "one"))
+	g.Expect(shows(v, begin)).To(Equal([]any{Held, "a", "one"}))
+	v.Claim("b", key, row("uid", 4, "two")) // before a says that it gave it up
+	choice, _ := v.Show(key, begin)
+	g.Expect(choice).To(Equal(Choice{Kind: Held, Replica: "b", Term: 4, UID: "uid", Contested: true}))
+	g.Expect(v.Claimants(key)).To(Equal([]string{"a", "b"}))
+	v.Unclaim("a", key)
+	choice, _ = v.Show(key, begin)
+	g.Expect(choice.Contested).To(BeFalse())
+	v.Claim("a", key, row("uid", 3, "late"))
+	v.Unclaim("b", key)
+	g.Expect(shows(v, begin)).To(Equal([]any{Unclaimed, "", ""}), "a lower term does not follow")
+	v.Claim("a", key, row("uid", 5, "three"))
+	g.Expect(shows(v, begin)).To(Equal([]any{Held, "a", "three"}))
+	v.Unclaim("a", key)
+	v.Gone(key)
+	g.Expect(shows(v, begin)).To(Equal([]any{Absent, "", ""}))
+	g.Expect(v.extensions).To(BeEmpty(), "what is gone leaves nothing")
+}
+
+// Without terms, the later of two claims is shown.
+func TestWithoutTerms(t *testing.T) {
+	g := NewWithT(t)
+	v := newView()
+	v.Know(key, "uid")
+	v.Claim("b", key, row("uid", 0, "one"))
+	v.Claim("a", key, row("uid", 0, "two"))
+	g.Expect(shows(v, begin)).To(Equal([]any{Held, "a", "two"}))
+	v.Claim("b", key, row("uid", 0, "one, again"))
+	g.Expect(shows(v, begin)).To(Equal([]any{Held, "a", "two"}), "the same claim is no later one")
+}
+
+// A replica that is silent is shown with what it said, until it is heard, another one has the
+// extension, or its lease has expired.
+func TestSilence(t *testing.T) {
+	g := NewWithT(t)
+	v := newView()
+	v.Know(key, "uid")
+	v.Claim("a", key, row("uid", 1, "one"))
+	v.Hear("b", at(5))
+	g.Expect(v.Tick(at(5))).To(BeEmpty())
+	v.Hear("b", at(6))
+	g.Expect(v.Tick(at(6))).To(Equal([]client.ObjectKey{key}))
+	g.Expect(shows(v, at(6))).To(Equal([]any{Silent, "a", "one"}))
+	heardAt, heard := v.HeardAt("a")
+	g.Expect(heardAt).To(Equal(begin))
+	g.Expect(heard).To(BeFalse())
+	g.Expect(v.Hear("a", at(7))).To(Equal([]client.ObjectKey{key}))
+	g.Expect(shows(v, at(7))).To(Equal([]any{Held, "a", "one"}))
+
+	v.Hear("b", at(20))
+	v.Tick(at(20))
+	v.Claim("b", key, row("uid", 2, "two"))
+	g.Expect(shows(v, at(20))).To(Equal([]any{Held, "b", "two"}))
+	v.Unclaim("b", key)
+	g.Expect(shows(v, at(20))).To(Equal([]any{Unclaimed, "", ""}), "not what was before")
+	g.Expect(v.Forget("a")).To(Equal([]client.ObjectKey{key}))
+	g.Expect(v.Replicas()).To(Equal([]string{"b"}))
+	_, heard = v.HeardAt("a")
+	g.Expect(heard).To(BeFalse())
+	g.Expect(v.Forget("c")).To(BeEmpty(), "who was never seen")
+}
+
+// Claims of an extension that was deleted count for nothing, also if the replica is not heard; and
+// those of one that is not known here yet count.
+func TestRecreated(t *testing.T) {
+	g := NewWithT(t)
+	v := newView()
+	v.Claim("a", key, row("old", 9, "one"))
+	g.Expect(shows(v, begin)).To(Equal([]any{Held, "a", "one"}))
+	v.Know(key, "new")
+	g.Expect(shows(v, begin)).To(Equal([]any{Unclaimed, "", ""}))
+	v.Claim("b", key, row("new", 1, "two"))
+	g.Expect(shows(v, begin)).To(Equal([]any{Held, "b", "two"}), "the term of the old one does not count")
+	v.Tick(at(6))
+	v.Unclaim("a", key)
+	v.Gone(key)
+	g.Expect(shows(v, at(6))).To(Equal([]any{Absent, "", ""}))
+}
+
+// When a Lease is deleted, terms begin anew: the old one is forgotten after a minute.
+func TestForgottenTerm(t *testing.T) {
+	g := NewWithT(t)
+	v := newView()
+	v.Know(key, "uid")
+	v.Claim("a", key, row("uid", 7, "one"))
+	g.Expect(shows(v, begin)).To(Equal([]any{Held, "a", "one"}))
+	v.Claim("a", key, row("uid", 1, "two"))
+	choice, _ := v.Show(key, begin)
+	g.Expect(choice.Kind).To(Equal(Unclaimed))
+	g.Expect(choice.Late).To(BeTrue())
+	v.Hear("a", at(60))
+	g.Expect(v.Tick(at(60))).To(BeEmpty())
+	v.Hear("a", at(61))
+	g.Expect(v.Tick(at(61))).To(Equal([]client.ObjectKey{key}))
+	g.Expect(shows(v, at(61))).To(Equal([]any{Held, "a", "two"}))
+}
+
+// A list replaces what a replica said before.
+func TestReplace(t *testing.T) {
+	g := NewWithT(t)
+	v := newView()
+	other := client.ObjectKey{Name: "other"}
+	v.Know(key, "uid")
+	v.Claim("a", key, row("uid", 1, "one"))
+	v.Claim("a", other, row("uid-2", 1, "two"))
+	g.Expect(v.Replace("a", map[client.ObjectKey]Row[string]{key: row("uid", 1, "again")})).To(ConsistOf(key, other))
+	g.Expect(shows(v, begin)).To(Equal([]any{Held, "a", "again"}))
+	choice, _ := v.Show(other, begin)
+	g.Expect(choice.Kind).To(Equal(Absent))
+}
