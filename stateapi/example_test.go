@@ -33,6 +33,30 @@ func ExampleNew() {
 	_ = serve
 }
 
+// Replicas that share the extensions: each serves its states to the others at port 6444, and one of
+// them the view of all to the API server in front. The Secret team-fleet exists, and is empty at
+// first.
+func ExampleNew_replicas() {
+	serve := func(mgr ctrl.Manager, connections clustercache.ClusterCache, podIP netip.Addr) error {
+		api, err := stateapi.New(connections, stateapi.Options{
+			Config:  mgr.GetConfig(),
+			Service: stateapi.ServiceOptions{Namespace: "team-system", Name: "team-state", Address: podIP},
+			Group:   "state.team.example.com",
+			Fleet: stateapi.FleetOptions{
+				Name:      "team",
+				Namespace: "team-system",
+				Secret:    "team-fleet",
+				Address:   netip.AddrPortFrom(podIP, 6444),
+			},
+		})
+		if err != nil {
+			return err
+		}
+		return mgr.Add(api)
+	}
+	_ = serve
+}
+
 // A manager on the machine of the API server. The Service latchkey-state is an alias of localhost;
 // docs/stateapi.md has its YAML.
 func ExampleNew_outsideACluster() {

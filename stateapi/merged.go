@@ -115,10 +115,11 @@ func rowOf(c *v1alpha1.Connection) merge.Row[*v1alpha1.Connection] {
 	return merge.Row[*v1alpha1.Connection]{UID: c.UID, Term: c.Status.Term, Row: c}
 }
 
-// copyOf returns a copy that shares what it points to.
+// copyOf returns a copy that shares what it points to, but the conditions, which put changes.
 func copyOf(c *v1alpha1.Connection) *v1alpha1.Connection {
 	copied := *c
 	copied.ResourceVersion = ""
+	copied.Status.Conditions = slices.Clone(c.Status.Conditions)
 	return &copied
 }
 
@@ -403,7 +404,6 @@ func (*merged) becomes(c *v1alpha1.Connection, state, reason string, since time.
 	if state == v1alpha1.StateDisconnected {
 		status = metav1.ConditionFalse
 	}
-	c.Status.Conditions = slices.Clone(c.Status.Conditions)
 	for _, kind := range []string{v1alpha1.ConditionConnected, v1alpha1.ConditionHealthy} {
 		meta.RemoveStatusCondition(&c.Status.Conditions, kind)
 		c.Status.Conditions = append(c.Status.Conditions, metav1.Condition{

@@ -27,12 +27,12 @@ var servingTimes = holding.Times{
 const (
 	// handOverTimeout bounds how long a replica serves on after it has given the Lease up, until
 	// the next one serves.
-	handOverTimeout = 8 * time.Second
+	handOverTimeout = 3 * time.Second
 	// handOverInterval is how often it looks.
 	handOverInterval = 200 * time.Millisecond
 	// handOverGrace is how long it serves on, for those who do not know yet that another one
 	// serves.
-	handOverGrace = 2 * time.Second
+	handOverGrace = time.Second
 )
 
 // serveInTurn serves the view of all replicas whenever this one holds the Lease, until ctx is done,
@@ -143,8 +143,5 @@ func (f *fleet) handOver() {
 		case <-tick.C:
 		}
 	}
-	select {
-	case <-ctx.Done():
-	case <-time.After(handOverGrace):
-	}
+	<-time.After(handOverGrace)
 }

@@ -43,8 +43,14 @@ type peer struct {
 
 func (p *Peers) startPeer(ctx context.Context, m member) *peer {
 	ctx, end := context.WithCancel(ctx)
-	one := &peer{peers: p, member: m, began: time.Now(), end: end, heard: map[string]*atomic.Int64{},
-		ended: make(chan struct{})}
+	one := &peer{
+		peers:  p,
+		member: m,
+		began:  time.Now(),
+		end:    end,
+		heard:  map[string]*atomic.Int64{},
+		ended:  make(chan struct{}),
+	}
 	for resource := range p.options.Resources {
 		one.heard[resource] = &atomic.Int64{}
 	}

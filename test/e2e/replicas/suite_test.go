@@ -35,6 +35,7 @@ var (
 	rounds    = flag.Int("rounds", testenv.Long(1, 3), "how often a leader is suspended")
 	sequences = flag.Int("sequences", 4, "how many random sequences of faults")
 	seed      = flag.Uint64("seed", 1, "seed of the first random sequence of faults")
+	rows      = flag.Int("rows", 30, "how many extensions the views of replicas have")
 	size      = flag.Int("extensions", 300, "how many extensions replicas share")
 )
 
@@ -385,14 +386,23 @@ type proxy struct {
 	cut      bool          // guarded by mu; new connections are closed
 	flows    chan struct{} // guarded by mu; closed while data flows
 	running  sync.WaitGroup
+	address  string // of what it leads to
 }
 
+// startProxy starts a proxy in front of the API server.
 func startProxy(t testing.TB) *proxy {
+	t.Helper()
+	server, err := url.Parse(cp.Config().Host)
+	NewWithT(t).Expect(err).NotTo(HaveOccurred())
+	return startProxyTo(t, server.Host)
+}
+
+func startProxyTo(t testing.TB, address string) *proxy {
 	t.Helper()
 	g := NewWithT(t)
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
 	g.Expect(err).NotTo(HaveOccurred())
-	p := &proxy{listener: listener, flows: make(chan struct{})}
+	p := &proxy{listener: listener, address: address, flows: make(chan struct{})}
 	close(p.flows)
 	p.running.Go(p.serve)
 	t.Cleanup(func() {
@@ -408,13 +418,12 @@ func startProxy(t testing.TB) *proxy {
 func (p *proxy) url() string { return "https://" + p.listener.Addr().String() }
 
 func (p *proxy) serve() {
-	server, _ := url.Parse(cp.Config().Host) // of a config that works
 	for {
 		conn, err := p.listener.Accept()
 		if err != nil {
 			return
 		}
-		upstream, err := net.Dial("tcp", server.Host)
+		upstream, err := net.Dial("tcp", p.address)
 		if err != nil {
 			_ = conn.Close()
 			continue

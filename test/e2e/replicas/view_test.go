@@ -4,9 +4,11 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"math/rand/v2"
 	"net"
 	"net/netip"
 	"slices"
+	"strings"
 	"sync"
 	"syscall"
 	"testing"
@@ -46,10 +48,6 @@ type stateOptions struct {
 
 func serveStates(config *rest.Config, mgr manager.Manager, cc clustercache.ClusterCache, o options) error {
 	loopback := netip.MustParseAddr("127.0.0.1")
-	address := o.State.PeerAddress
-	if !address.IsValid() {
-		address = netip.AddrPortFrom(loopback, o.State.PeerPort)
-	}
 	api, err := stateapi.New(cc, stateapi.Options{
 		Group:  o.State.Group,
 		Config: config,
@@ -67,7 +65,7 @@ func serveStates(config *rest.Config, mgr manager.Manager, cc clustercache.Clust
 			Secret:        o.State.Service + "-authority",
 			Identity:      o.Name,
 			BindAddress:   netip.AddrPortFrom(loopback, o.State.PeerPort).String(),
-			Address:       address,
+			Address:       o.State.PeerAddress,
 			LeaseDuration: leaseDuration,
 		},
 	})
@@ -81,7 +79,8 @@ func serveStates(config *rest.Config, mgr manager.Manager, cc clustercache.Clust
 type viewed struct {
 	*fleet
 	group, service string
-	names          []string // of the extensions
+	names          []string            // of the extensions
+	paths          map[*replica]*proxy // by which the others reach it
 }
 
 // newViewed creates a fleet with n extensions, and what leads to the replica that serves.
@@ -91,6 +90,7 @@ func newViewed(t *testing.T, name string, n int) *viewed {
 		fleet:   newFleet(t, name, options{Buckets: 8, Extensions: nil}),
 		group:   name + ".state.example.com",
 		service: name,
+		paths:   map[*replica]*proxy{},
 		names:   manyExtensions(t, name, n),
 	}
 	g, c := NewWithT(t), admin(t)
@@ -120,7 +120,7 @@ func newViewed(t *testing.T, name string, n int) *viewed {
 	return v
 }
 
-// start adds a replica.
+// start adds a replica, which the others reach through a proxy.
 func (v *viewed) start() *replica {
 	v.t.Helper()
 	n := len(v.replicas) + 1
@@ -132,7 +132,11 @@ func (v *viewed) start() *replica {
 		Port:     freePort(v.t),
 		PeerPort: freePort(v.t),
 	}
-	return v.fleet.start()
+	path := startProxyTo(v.t, fmt.Sprintf("127.0.0.1:%d", v.options.State.PeerPort))
+	v.options.State.PeerAddress = netip.MustParseAddrPort(path.listener.Addr().String())
+	r := v.fleet.start()
+	v.paths[r] = path
+	return r
 }
 
 func freePort(t testing.TB) uint16 {
@@ -389,4 +393,96 @@ func TestView(t *testing.T) {
 	w.deaf(killed, true)
 	v.agrees()
 	g.Expect(w.check()).To(BeEmpty())
+}
+
+// Whatever happens to replicas and to the network between them, no row is absent, none goes back,
+// and none is green that no replica vouches for; in the end the view is what they have.
+func TestRandomViews(t *testing.T) {
+	for n := range max(1, *sequences/2) {
+		seed := *seed + uint64(n)
+		t.Run(fmt.Sprint(seed), func(t *testing.T) { testRandomView(t, seed) })
+	}
+}
+
+func testRandomView(t *testing.T, seed uint64) {
+	g := NewWithT(t)
+	v := newViewed(t, fmt.Sprintf("views-%d", seed), *rows)
+	random := rand.New(rand.NewPCG(seed, 0)) //nolint:gosec // not a secret
+	var done []string
+	defer func() {
+		if t.Failed() {
+			t.Logf("what happened: %s", strings.Join(done, ", "))
+		}
+	}()
+	running := []*replica{v.start(), v.start(), v.start()}
+	v.agrees()
+	w := v.watch()
+	ends := func(r *replica) {
+		running = slices.DeleteFunc(running, func(other *replica) bool { return other == r })
+	}
+	var undoing sync.WaitGroup
+	defer undoing.Wait()
+	later := func(undo func()) {
+		after := time.Duration(random.IntN(9000)) * time.Millisecond
+		undoing.Go(func() {
+			select {
+			case <-time.After(after):
+			case <-t.Context().Done():
+			}
+			undo()
+		})
+	}
+	for range 2 + random.IntN(4) {
+		if len(running) < 2 || len(running) < 5 && random.IntN(5) == 0 {
+			done = append(done, "join")
+			running = append(running, v.start())
+			continue
+		}
+		r := running[random.IntN(len(running))]
+		path := v.paths[r]
+		switch random.IntN(5) {
+		case 0:
+			done = append(done, "kill "+r.name)
+			v.kill(r)
+			w.deaf(r, true)
+			ends(r)
+		case 1:
+			done = append(done, "pause "+r.name)
+			r.signal(syscall.SIGSTOP)
+			w.deaf(r, true)
+			later(func() {
+				w.deaf(r, false)
+				r.signal(syscall.SIGCONT)
+			})
+		case 2:
+			done = append(done, "cut "+r.name)
+			path.set(true, true)
+			later(func() { path.set(false, true) })
+		case 3:
+			done = append(done, "delay "+r.name)
+			path.set(false, false)
+			later(func() { path.set(false, true) })
+		default:
+			done = append(done, "leave "+r.name)
+			r.signal(syscall.SIGTERM)
+			ends(r)
+		}
+		select {
+		case <-time.After(time.Duration(random.IntN(4000)) * time.Millisecond):
+		case <-t.Context().Done():
+		}
+		g.Expect(w.check()).To(BeEmpty())
+	}
+	undoing.Wait()
+	if len(running) == 0 {
+		running = append(running, v.start())
+	}
+	v.agrees()
+	g.Expect(w.check()).To(BeEmpty())
+	for _, r := range running {
+		r.signal(syscall.SIGTERM)
+	}
+	for _, r := range v.replicas {
+		g.Eventually(r.ended).WithTimeout(patience).Should(BeClosed())
+	}
 }
