@@ -16,7 +16,8 @@ import (
 )
 
 // machines are the pure machines: every decision has mutants.
-var machines = []string{"accessor/internal/lifecycle", "scopedcache/internal/members", "scopedcache/internal/monitor"}
+var machines = []string{"accessor/internal/lifecycle", "scopedcache/internal/members", "scopedcache/internal/monitor",
+	"stateapi/internal/merge"}
 
 // guarded are packages whose mutants break guards against rare interleavings.
 var guarded = []string{"accessor/internal/connection", "accessor/internal/fencedconn", "accessor/internal/rooms",

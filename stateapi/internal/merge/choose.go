@@ -72,7 +72,7 @@ func Choose(known types.UID, claims []Claim, floor Floor) Choice {
 	choice := Choice{Kind: Unclaimed, UID: known, Contested: len(heard) > 1}
 	above := func(claim *Claim) bool { return claim.UID != floor.UID || claim.Term >= floor.Term }
 	switch {
-	case live != nil && above(live) && live.Term >= best.Term:
+	case live != nil && above(live):
 		choice.Kind, choice.Replica, choice.Term, choice.UID = Held, live.Replica, live.Term, live.UID
 	case best != nil && !best.Heard && above(best):
 		choice.Kind, choice.Replica, choice.Term, choice.UID = Silent, best.Replica, best.Term, best.UID

@@ -15,6 +15,7 @@ import (
 	"time"
 
 	. "github.com/onsi/gomega"
+	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -25,6 +26,7 @@ import (
 	"k8s.io/client-go/dynamic/dynamicinformer"
 	"k8s.io/client-go/rest"
 	toolscache "k8s.io/client-go/tools/cache"
+	"k8s.io/utils/ptr"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/manager"
 
@@ -84,7 +86,7 @@ type viewed struct {
 }
 
 // newViewed creates a fleet with n extensions, and what leads to the replica that serves.
-func newViewed(t *testing.T, name string, n int) *viewed {
+func newViewed(t testing.TB, name string, n int) *viewed {
 	t.Helper()
 	v := &viewed{
 		fleet:   newFleet(t, name, options{Buckets: 8, Extensions: nil}),
@@ -149,7 +151,7 @@ func freePort(t testing.TB) uint16 {
 
 // forward returns the address of a server that leads to the replica in the EndpointSlice, as the
 // network of a cluster does.
-func (v *viewed) forward(t *testing.T) netip.AddrPort {
+func (v *viewed) forward(t testing.TB) netip.AddrPort {
 	t.Helper()
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
 	NewWithT(t).Expect(err).NotTo(HaveOccurred())
@@ -244,6 +246,14 @@ func (v *viewed) agrees() {
 	}).WithTimeout(2 * patience).WithPolling(200 * time.Millisecond).Should(Succeed())
 }
 
+// serves returns the name of the replica that serves the view.
+func (v *viewed) serves() string {
+	lease := &coordinationv1.Lease{}
+	NewWithT(v.t).Expect(admin(v.t).Get(v.t.Context(), client.ObjectKey{Namespace: "default", Name: v.name + "-state"},
+		lease)).To(Succeed())
+	return ptr.Deref(lease.Spec.HolderIdentity, "")
+}
+
 // watcher is an informer on the view, which notes what must not be.
 type watcher struct {
 	mu     sync.Mutex
@@ -283,6 +293,13 @@ func (v *viewed) watch() *watcher {
 	return w
 }
 
+// state returns the state of a row.
+func (w *watcher) state(name string) string {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.rows[name].Status.State
+}
+
 // deaf says that a replica cannot say anything from now on, or can again.
 func (w *watcher) deaf(r *replica, is bool) {
 	w.mu.Lock()
@@ -313,11 +330,13 @@ func (w *watcher) see(row v1alpha1.Connection) {
 const silentFor = 10 * time.Second
 
 // check returns what must not be: also rows that are green, of replicas that cannot say anything.
-func (w *watcher) check() []string {
+// While no replica serves, nothing is shown.
+func (v *viewed) check(w *watcher) []string {
+	rows, _ := v.rows()
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	broken := slices.Clone(w.broken)
-	for name, row := range w.rows {
+	for name, row := range rows {
 		state := row.Status.State
 		if since, dead := w.dead[row.Status.Replica]; dead && time.Since(since) > silentFor &&
 			(state == v1alpha1.StateConnected || state == v1alpha1.StateDegraded) {
@@ -336,14 +355,9 @@ func TestView(t *testing.T) {
 	v.agrees()
 	w := v.watch()
 	serving := func() *replica {
-		lease := &unstructured.Unstructured{}
-		lease.SetAPIVersion("coordination.k8s.io/v1")
-		lease.SetKind("Lease")
-		g.Expect(admin(t).Get(t.Context(), client.ObjectKey{Namespace: "default", Name: v.name + "-state"}, lease)).
-			To(Succeed())
-		holder, _, _ := unstructured.NestedString(lease.Object, "spec", "holderIdentity")
+		name := v.serves()
 		for _, r := range v.replicas {
-			if r.name == holder {
+			if r.name == name {
 				return r
 			}
 		}
@@ -392,7 +406,7 @@ func TestView(t *testing.T) {
 	v.kill(killed)
 	w.deaf(killed, true)
 	v.agrees()
-	g.Expect(w.check()).To(BeEmpty())
+	g.Expect(v.check(w)).To(BeEmpty())
 }
 
 // Whatever happens to replicas and to the network between them, no row is absent, none goes back,
@@ -471,14 +485,14 @@ func testRandomView(t *testing.T, seed uint64) {
 		case <-time.After(time.Duration(random.IntN(4000)) * time.Millisecond):
 		case <-t.Context().Done():
 		}
-		g.Expect(w.check()).To(BeEmpty())
+		g.Expect(v.check(w)).To(BeEmpty())
 	}
 	undoing.Wait()
 	if len(running) == 0 {
 		running = append(running, v.start())
 	}
 	v.agrees()
-	g.Expect(w.check()).To(BeEmpty())
+	g.Expect(v.check(w)).To(BeEmpty())
 	for _, r := range running {
 		r.signal(syscall.SIGTERM)
 	}
