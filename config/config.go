@@ -6,7 +6,7 @@ import (
 	"strings"
 )
 
-//go:embed crd rbac admission admission-olm admission-namespaced admission-kubeconfigs rbac-examples stateapi
+//go:embed crd rbac admission admission-olm admission-namespaced admission-kubeconfigs rbac-examples stateapi stateapi-fleet
 var files embed.FS
 
 // Folder names a folder of manifests in this package.
@@ -30,6 +30,8 @@ var (
 	RBACExamples = Folder{"rbac-examples"}
 	// StateAPI has what a state API needs: Service, APIService, permissions. See StateAPIManifests.
 	StateAPI = Folder{"stateapi"}
+	// StateAPIFleet has what it needs beside that where replicas share the extensions.
+	StateAPIFleet = Folder{"stateapi-fleet"}
 )
 
 // Manifests returns the files of the given folders as one YAML stream, in the order to apply them.

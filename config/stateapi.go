@@ -18,6 +18,8 @@ type StateAPIOptions struct {
 	Name string
 	// ServiceAccount of the program. Defaults to latchkey.
 	ServiceAccount string
+	// Shared adds the files of [StateAPIFleet], for replicas that share the extensions.
+	Shared bool
 }
 
 // StateAPIManifests returns the files of [StateAPI] for a program, as one YAML stream.
@@ -38,12 +40,16 @@ func StateAPIManifests(options StateAPIOptions) (string, error) {
 			return "", errors.Errorf("%s: %s", check.field, strings.Join(check.problems, "; "))
 		}
 	}
+	folders := []Folder{StateAPI}
+	if options.Shared {
+		folders = append(folders, StateAPIFleet)
+	}
 	return strings.NewReplacer(
 		"state.latchkey.dev", group,
 		"latchkey-system", namespace,
 		"latchkey-state", name,
 		"name: latchkey\n", "name: "+account+"\n",
-	).Replace(Manifests(StateAPI)), nil
+	).Replace(Manifests(folders...)), nil
 }
 
 func hasDot(group string) []string {

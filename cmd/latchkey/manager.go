@@ -335,7 +335,7 @@ func (m *managerFlags) run(ctx context.Context, restConfig *rest.Config, options
 	if err != nil {
 		return err
 	}
-	if err := m.state.setUp(mgr, connections, options.Object.GetObjectKind().GroupVersionKind()); err != nil {
+	if err := m.setUpStateAPI(mgr, connections, options.Object.GetObjectKind().GroupVersionKind()); err != nil {
 		return err
 	}
 	if err := m.status.setUp(ctx, mgr, connections); err != nil {

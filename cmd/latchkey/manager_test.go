@@ -231,7 +231,6 @@ func TestManagerFlags(t *testing.T) {
 		"need --leader-election-namespace for their leases":     {"--buckets=4"},
 		"--leader-elect lets one replica serve all extensions":  {"--leader-elect", "--buckets=4"},
 		"--buckets and --ring exclude each other":               {"--ring=x", "--buckets=4"},
-		"leave out --state-api":                                 {"--state-api", "--buckets=4"},
 		"--buckets: Options.Buckets must be from 1 to 1024, not -1": {"--buckets=-1",
 			"--leader-election-namespace=x"},
 		"--ring: Options.Ring":                                           {"--ring=a/b", "--leader-election-namespace=x"},

@@ -9,6 +9,7 @@ import (
 
 	"github.com/pkg/errors"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/uuid"
 	"k8s.io/client-go/rest"
 	"sigs.k8s.io/controller-runtime/pkg/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -29,6 +30,20 @@ type sharingFlags struct {
 	buckets int
 	ring    string
 	shard   string
+	name    string // see identity
+}
+
+// identity returns the name of this replica, unique to the process: in the Leases of buckets, and
+// in the view of all replicas.
+func (s *sharingFlags) identity() string {
+	if s.name == "" {
+		host, err := os.Hostname()
+		if err != nil {
+			host = "replica"
+		}
+		s.name = host + "_" + string(uuid.NewUUID())
+	}
+	return s.name
 }
 
 func (s *sharingFlags) bind(flags *flag.FlagSet) {
@@ -59,9 +74,6 @@ func (m *managerFlags) validateSharing() error {
 			"share: use one of them")
 	case m.sharing.buckets != 0 && m.sharing.ring != "":
 		return errors.New("--buckets and --ring exclude each other")
-	case m.sharing.shares() && m.state.enabled:
-		return errors.New("the state API shows the connections of one replica, and with --buckets or --ring each replica " +
-			"has a share of them: leave out --state-api, and look at the metrics of all replicas")
 	case (m.leaderElect || m.sharing.shares()) && m.leaderElectionNamespace == "" && !inCluster():
 		return errors.New("--leader-elect, --buckets and --ring outside of a cluster need --leader-election-namespace for " +
 			"their leases")
@@ -84,6 +96,7 @@ func (m *managerFlags) share(ctx context.Context, restConfig *rest.Config, manag
 			Name:            m.leaderElectionID,
 			Namespace:       namespace,
 			Buckets:         m.sharing.buckets,
+			Identity:        m.sharing.identity(),
 			HandOverTimeout: handOverTimeout,
 		})
 		if err != nil {

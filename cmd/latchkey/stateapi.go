@@ -1,11 +1,14 @@
 package main
 
 import (
+	"cmp"
 	"flag"
 	"fmt"
+	"net"
 	"net/netip"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 
 	"github.com/pkg/errors"
@@ -28,6 +31,10 @@ type stateFlags struct {
 	group, namespace, service string
 	bindAddress, address      string
 	certificates              string
+
+	peerBindAddress, peerAddress string
+	authority                    string
+	authorityReadOnly            bool
 }
 
 func (s *stateFlags) bind(flags *flag.FlagSet) {
@@ -44,11 +51,53 @@ func (s *stateFlags) bind(flags *flag.FlagSet) {
 	flags.StringVar(&s.certificates, "state-api-cert-dir", "",
 		"directory with tls.crt and tls.key for <service>.<namespace>.svc, whose authority the APIService has; empty "+
 			"means that the leader makes a certificate and writes its authority into the APIService")
+	flags.StringVar(&s.peerBindAddress, "state-api-peer-bind-address", ":6444",
+		"with --buckets or --ring: address on which this replica serves its own states to the others")
+	flags.StringVar(&s.peerAddress, "state-api-peer-address", "", "with --buckets or --ring: IP address and port at "+
+		"which the others reach that; empty means --state-api-address and the port of --state-api-peer-bind-address")
+	flags.StringVar(&s.authority, "state-api-authority", "", "with --buckets or --ring: name of the Secret with the "+
+		"certificate authority that the replicas share, in --leader-election-namespace; empty means the Service's name "+
+		"and \"-authority\"")
+	flags.BoolVar(&s.authorityReadOnly, "state-api-authority-read-only", false, "the Secret is kept by another program, "+
+		"such as cert-manager")
 }
 
-// setUp adds the state API to the manager, if it is enabled. Its errors name the flag to change.
-func (s *stateFlags) setUp(mgr manager.Manager, connections clustercache.ClusterCache,
+// fleet returns how this replica is part of the fleet, whose Leases are in the namespace.
+func (s *stateFlags) fleet(name, namespace, identity string) (stateapi.FleetOptions, error) {
+	options := stateapi.FleetOptions{
+		Name:           name,
+		Namespace:      namespace,
+		Identity:       identity,
+		Secret:         cmp.Or(s.authority, s.service+"-authority"),
+		SecretReadOnly: s.authorityReadOnly,
+		BindAddress:    s.peerBindAddress,
+	}
+	if s.peerAddress != "" {
+		var err error
+		options.Address, err = netip.ParseAddrPort(s.peerAddress)
+		return options, errors.Wrap(err, "--state-api-peer-address")
+	}
+	address, err := netip.ParseAddr(s.address)
+	if err != nil {
+		return options, errors.Wrap(err, "--state-api-address")
+	}
+	_, port, err := net.SplitHostPort(s.peerBindAddress)
+	if err != nil {
+		return options, errors.Wrap(err, "--state-api-peer-bind-address")
+	}
+	number, err := strconv.ParseUint(port, 10, 16)
+	if err != nil || number == 0 {
+		return options, errors.Errorf("--state-api-peer-bind-address %q needs a port number", s.peerBindAddress)
+	}
+	options.Address = netip.AddrPortFrom(address, uint16(number))
+	return options, nil
+}
+
+// setUpStateAPI adds the state API to the manager, if it is enabled. Its errors name the flag to
+// change.
+func (m *managerFlags) setUpStateAPI(mgr manager.Manager, connections clustercache.ClusterCache,
 	kind schema.GroupVersionKind) error {
+	s := &m.state
 	if !s.enabled {
 		return nil
 	}
@@ -83,6 +132,15 @@ func (s *stateFlags) setUp(mgr manager.Manager, connections clustercache.Cluster
 		}
 		options.Server.Certificate = certificate
 	}
+	if m.sharing.shares() {
+		namespace, err := m.leaseNamespace()
+		if err != nil {
+			return err
+		}
+		if options.Fleet, err = s.fleet(m.leaderElectionID, namespace, m.sharing.identity()); err != nil {
+			return err
+		}
+	}
 	mapping, err := mgr.GetRESTMapper().RESTMapping(kind.GroupKind(), kind.Version)
 	if err != nil {
 		return errors.Wrap(err, "asking for the scope of the extensions")
@@ -105,6 +163,8 @@ func runStateAPI(args []string) error {
 	flags.StringVar(&options.Name, "name", "latchkey-state",
 		"name of the Service (--state-api-service), and beginning of the names of the roles")
 	flags.StringVar(&options.ServiceAccount, "service-account", "latchkey", "ServiceAccount of the manager")
+	flags.BoolVar(&options.Shared, "shared", false,
+		"the replicas share the extensions (--buckets or --ring of the manager)")
 	if len(args) == 1 && (args[0] == "-h" || args[0] == "--help") {
 		args = []string{"manifests", "-h"}
 	}

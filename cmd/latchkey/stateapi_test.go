@@ -4,9 +4,11 @@ import (
 	"context"
 	"crypto/tls"
 	"encoding/json"
+	"fmt"
 	"io"
 	"net"
 	"net/http"
+	"net/netip"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -28,6 +30,7 @@ import (
 
 	"github.com/latchkey-dev/latchkey/config"
 	"github.com/latchkey-dev/latchkey/internal/controlplane"
+	"github.com/latchkey-dev/latchkey/stateapi"
 	"github.com/latchkey-dev/latchkey/test/support/testenv"
 	"github.com/latchkey-dev/latchkey/test/support/testutil"
 )
@@ -66,10 +69,15 @@ type replica struct {
 // startReplica starts a manager, whose Pod would have the IP address.
 func startReplica(t *testing.T, kubeconfig, ip string) *replica {
 	t.Helper()
+	return startReplicaWith(t, "--kubeconfig", kubeconfig, "--leader-elect", "--state-api-address="+ip)
+}
+
+func startReplicaWith(t *testing.T, flags ...string) *replica {
+	t.Helper()
 	r := &replica{address: freeAddress(t), log: &testutil.Output{}, ended: make(chan struct{})}
-	r.cmd = latchkey(t, "manager", "--kubeconfig", kubeconfig, "--guarded-by-admission", "--metrics-bind-address=0",
-		"--health-probe-bind-address=0", "--leader-elect", "--leader-election-namespace=latchkey-system", "--state-api",
-		"--state-api-namespace=latchkey-system", "--state-api-bind-address="+r.address, "--state-api-address="+ip)
+	r.cmd = latchkey(t, append([]string{"manager", "--guarded-by-admission", "--metrics-bind-address=0",
+		"--health-probe-bind-address=0", "--leader-election-namespace=latchkey-system", "--state-api",
+		"--state-api-namespace=latchkey-system", "--state-api-bind-address=" + r.address}, flags...)...)
 	r.cmd.Stdout, r.cmd.Stderr = r.log, r.log
 	NewWithT(t).Expect(r.cmd.Start()).To(Succeed())
 	go func() {
@@ -351,5 +359,112 @@ func TestStateAPIFlags(t *testing.T) {
 		out, err := latchkey(t, args...).CombinedOutput()
 		NewWithT(t).Expect(err).To(HaveOccurred())
 		NewWithT(t).Expect(string(out)).To(ContainSubstring(want))
+	}
+}
+
+// The flags say how this replica is part of a fleet, and the errors which of them is wrong.
+func TestFleetFlags(t *testing.T) {
+	g := NewWithT(t)
+	flags := stateFlags{service: "state", address: "192.0.2.1", peerBindAddress: ":6444"}
+	options, err := flags.fleet("fleet", "ns", "me")
+	g.Expect(err).NotTo(HaveOccurred())
+	g.Expect(options).To(Equal(stateapi.FleetOptions{
+		Name:        "fleet",
+		Namespace:   "ns",
+		Identity:    "me",
+		Secret:      "state-authority",
+		BindAddress: ":6444",
+		Address:     netip.MustParseAddrPort("192.0.2.1:6444"),
+	}))
+	flags.peerAddress, flags.authority = "[2001:db8::1]:7000", "mine"
+	options, err = flags.fleet("fleet", "ns", "me")
+	g.Expect(err).NotTo(HaveOccurred())
+	g.Expect(options.Address.String()).To(Equal("[2001:db8::1]:7000"))
+	g.Expect(options.Secret).To(Equal("mine"))
+	for want, wrong := range map[string]stateFlags{
+		"--state-api-peer-address: ":                                 {peerAddress: "pod"},
+		"--state-api-address: ":                                      {address: "pod"},
+		"--state-api-peer-bind-address: ":                            {address: "::1", peerBindAddress: "6444"},
+		`--state-api-peer-bind-address ":https" needs a port number`: {address: "::1", peerBindAddress: ":https"},
+	} {
+		_, err := wrong.fleet("fleet", "ns", "me")
+		g.Expect(err).To(MatchError(ContainSubstring(want)))
+	}
+}
+
+// Two managers that share the extensions serve one list of all, with the printed manifests, which
+// may be applied again.
+func TestStateAPIOfSharingReplicas(t *testing.T) {
+	g := NewWithT(t)
+	cp := testenv.Start(t, controlplane.Options{Aggregation: true})
+	apply := func(text string) {
+		t.Helper()
+		_, err := cp.KubectlInput(t.Context(), text, "apply", "-f", "-")
+		g.Expect(err).NotTo(HaveOccurred())
+	}
+	apply(config.Manifests(config.CRD))
+	apply(`{"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "latchkey-system"}}`)
+	const extensions = 12
+	for i := range extensions {
+		apply(fmt.Sprintf(`{apiVersion: v1, kind: ServiceAccount, metadata: {namespace: default, name: seen-%[1]d}}
+---
+apiVersion: latchkey.dev/v1alpha1
+kind: ClusterExtension
+metadata: {name: seen-%[1]d}
+spec: {namespace: default, serviceAccount: {name: seen-%[1]d}}
+`, i))
+	}
+	printed, err := latchkey(t, "state-api", "manifests", "--shared").Output()
+	g.Expect(err).NotTo(HaveOccurred())
+	network := newRelay(t)
+	_, port, _ := net.SplitHostPort(network.listener.Addr().String())
+	apply(`{"apiVersion": "v1", "kind": "Service", "metadata": {"name": "latchkey-state",
+		"namespace": "latchkey-system"}, "spec": {"type": "ExternalName", "externalName": "localhost", "ports": [{"name": "https", "port": ` + port + `}]}}`)
+	_, rest, _ := strings.Cut(string(printed), "\n---\n")
+	rest = strings.ReplaceAll(rest, "port: 443", "port: "+port)
+	apply(rest)
+	start := func(ip string) *replica {
+		peers := freeAddress(t)
+		return startReplicaWith(t, "--kubeconfig", cp.Kubeconfig(), "--buckets=8", "--state-api-address="+ip,
+			"--state-api-peer-bind-address="+peers, "--state-api-peer-address="+peers)
+	}
+	first, second := start("10.1.2.3"), start("10.1.2.4")
+	network.replicas.Store(&[]*replica{first, second})
+	holders := func() map[string]int {
+		out, err := cp.Kubectl(t.Context(), "get", "connections.state.latchkey.dev", "-o",
+			`jsonpath={range .items[*]}{.status.state} {.status.replica}{"\n"}{end}`)
+		if err != nil {
+			return nil
+		}
+		found := map[string]int{}
+		for line := range strings.Lines(out) {
+			if state, replica, _ := strings.Cut(strings.TrimSpace(line), " "); state == "Connected" {
+				found[replica]++
+			}
+		}
+		return found
+	}
+	sum := func(found map[string]int) (sum int) {
+		for _, n := range found {
+			sum += n
+		}
+		return sum
+	}
+	g.Eventually(holders).WithTimeout(patience).Should(And(HaveLen(2), WithTransform(sum, Equal(extensions))))
+	authority := func() string {
+		out, err := cp.Kubectl(t.Context(), "get", "secret", "latchkey-state-authority", "-n", "latchkey-system", "-o",
+			`jsonpath={.data.tls\.crt}`)
+		g.Expect(err).NotTo(HaveOccurred())
+		return out
+	}
+	before := authority()
+	g.Expect(before).NotTo(BeEmpty())
+	apply(rest)
+	g.Expect(authority()).To(Equal(before))
+
+	first.stop()
+	g.Eventually(holders).WithTimeout(patience).Should(And(HaveLen(1), WithTransform(sum, Equal(extensions))))
+	for _, r := range []*replica{first, second} {
+		g.Expect(r.log.String()).NotTo(Or(ContainSubstring("panic"), ContainSubstring("PRIVATE KEY")))
 	}
 }

@@ -202,7 +202,7 @@ func TestEveryRuleIsNeeded(t *testing.T) {
 	binary := program(t)
 	checked := map[string]bool{}
 	for _, values := range []string{"state-api", "tokens", "all-namespaces", "impersonation",
-		"constrained-impersonation", "kubeconfigs", "without-lease", "buckets"} {
+		"constrained-impersonation", "kubeconfigs", "without-lease", "buckets", "view"} {
 		t.Run(values, func(t *testing.T) {
 			g := NewWithT(t)
 			cp := start(t)
@@ -210,7 +210,7 @@ func TestEveryRuleIsNeeded(t *testing.T) {
 				createKubeconfigs(t, cp)
 			}
 			withoutRule := withoutRule
-			if values == "buckets" { // it has to take all of them
+			if values == "buckets" || values == "view" { // it has to take all of them
 				withoutRule *= 2
 			}
 			manifests, err := render(t, append([]string{"-f", "testdata/" + values + ".values.yaml"}, withoutMonitors...)...)

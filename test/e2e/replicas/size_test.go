@@ -49,9 +49,9 @@ func BenchmarkReplicas(b *testing.B) {
 	}
 }
 
-// BenchmarkViews shows what the view of all replicas costs, on three replicas and on six: memory and
-// cores, with and without it, and how much later a change is seen that another replica than the one
-// that serves has made. Choose the size with -extensions, and use -benchtime=1x.
+// BenchmarkViews shows what the view of all replicas costs, on three replicas and on six: memory
+// and cores, with and without it, and how much later a change is seen that another replica than the
+// one that serves has made. Choose the size with -extensions, and use -benchtime=1x.
 func BenchmarkViews(b *testing.B) {
 	for _, count := range []int{3, 6} {
 		for _, with := range []bool{false, true} {

@@ -124,6 +124,13 @@ func Start(ctx context.Context, cp *controlplane.ControlPlane, objects []*unstru
 	}
 	if m.servesStateAPI() {
 		m.cmd.Args = append(m.cmd.Args, "--state-api-bind-address="+m.StateAddress)
+		if m.isInFleet() {
+			peers, err := freeAddress()
+			if err != nil {
+				return nil, err
+			}
+			m.cmd.Args = append(m.cmd.Args, "--state-api-peer-bind-address="+peers, "--state-api-peer-address="+peers)
+		}
 	}
 	if m.servesStatusPage() {
 		// on loopback the manager makes its own certificate
@@ -306,6 +313,7 @@ func (m *Manager) flag(name string) string {
 
 func (m *Manager) servesMetrics() bool    { return m.hasFlag("--metrics-secure") }
 func (m *Manager) servesStateAPI() bool   { return m.hasFlag("--state-api-group") }
+func (m *Manager) isInFleet() bool        { return m.hasFlag("--state-api-peer-bind-address") }
 func (m *Manager) servesStatusPage() bool { return m.hasFlag("--status-address") }
 
 // Pod returns a Pod of the only Deployment of the objects.

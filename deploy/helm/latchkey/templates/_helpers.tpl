@@ -91,6 +91,11 @@ status: {{ .Values.statusPage.certificateSecret | quote }}
 {{- if or .Values.sharing.buckets .Values.sharing.ring }}true{{ end }}
 {{- end }}
 
+{{/* Whether the replicas are a fleet, whose states one of them serves. */}}
+{{- define "latchkey.fleet" -}}
+{{- if and .Values.stateAPI.enabled (include "latchkey.shares" .) }}true{{ end }}
+{{- end }}
+
 {{/* The flag that says how replicas work together. */}}
 {{- define "latchkey.sharingFlag" -}}
 {{- if .Values.sharing.buckets }}--buckets={{ .Values.sharing.buckets }}
@@ -102,9 +107,6 @@ status: {{ .Values.statusPage.certificateSecret | quote }}
 {{- define "latchkey.checkSharing" -}}
 {{- if and .Values.sharing.buckets .Values.sharing.ring }}
 {{- fail "sharing: buckets and ring exclude each other" }}
-{{- end }}
-{{- if and (include "latchkey.shares" .) .Values.stateAPI.enabled }}
-{{- fail "sharing: the state API shows the connections of one replica, and each replica has a share of them; set stateAPI.enabled=false" }}
 {{- end }}
 {{- if and .Values.sharing.ring (eq .Values.extensions.kind "ClusterExtension") }}
 {{- fail "sharing.ring: kubernetes-controller-sharding moves no objects of cluster-scoped kinds, such as ClusterExtension; use sharing.buckets" }}
@@ -139,6 +141,11 @@ status: {{ .Values.statusPage.certificateSecret | quote }}
 {{- fail (printf "%s.port: %s is the port of %s" $name $port .) }}
 {{- end }}
 {{- $_ := set $ports $port $name }}
+{{- end }}
+{{- end }}
+{{- if include "latchkey.fleet" . }}
+{{- with index $ports (toString .Values.stateAPI.peerPort) }}
+{{- fail (printf "stateAPI.peerPort: %s is the port of %s" (toString $.Values.stateAPI.peerPort) .) }}
 {{- end }}
 {{- end }}
 {{- end }}
