@@ -152,14 +152,15 @@ func (f *fleet) newServer() (*apiserver.ExtensionAPIServer, error) {
 		BindAddress:           f.options.BindAddress,
 		Certificate:           f.peers.Leaf(),
 		ClientCA:              f.authority,
-		Authenticator:         x509.NewDynamic(f.authority.VerifyOptions, x509.UserConversionFunc(memberOf)),
+		Authenticator:         x509.NewDynamic(f.authority.VerifyOptions, x509.UserConversionFunc(f.memberOf)),
 		Authorizer:            authorizer.AuthorizerFunc(f.authorize),
 	}, f.api.states, f.api.scopes)
 }
 
-// memberOf returns the user of a certificate that the fleet's authority has issued for a member.
-func memberOf(chain []*cryptox509.Certificate) (*authenticator.Response, bool, error) {
-	if len(chain) == 0 || len(chain[0].DNSNames) != 1 {
+// memberOf returns the user of a certificate that the fleet's authority has issued for a member of
+// this fleet. An authority that another program keeps may have issued other ones.
+func (f *fleet) memberOf(chain []*cryptox509.Certificate) (*authenticator.Response, bool, error) {
+	if len(chain) == 0 || len(chain[0].DNSNames) != 1 || !f.peers.IsMember(chain[0].DNSNames[0]) {
 		return nil, false, nil
 	}
 	return &authenticator.Response{User: &user.DefaultInfo{

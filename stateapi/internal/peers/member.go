@@ -31,15 +31,25 @@ type member struct {
 // hash is what the name of a replica's Lease, and that in its certificate, has of its identity.
 func hash(identity string) string {
 	sum := sha256.Sum256([]byte(identity))
-	return hex.EncodeToString(sum[:])[:20]
+	return hex.EncodeToString(sum[:])[:hashLength]
 }
+
+const hashLength = 20
 
 // leaseName returns the name of a replica's Lease.
 func (o *Options) leaseName(identity string) string { return o.Name + "-peer-" + hash(identity) }
 
 // ServerName returns the name in the certificate of a replica.
-func (o *Options) ServerName(identity string) string {
-	return hash(identity) + "." + o.Name + "." + o.Namespace + ".peers.state.latchkey.dev"
+func (o *Options) ServerName(identity string) string { return hash(identity) + o.suffix() }
+
+func (o *Options) suffix() string {
+	return "." + o.Name + "." + o.Namespace + ".peers.state.latchkey.dev"
+}
+
+// IsMember reports whether a certificate with that name is that of a replica of the fleet.
+func (p *Peers) IsMember(name string) bool {
+	member, ok := strings.CutSuffix(name, p.options.suffix())
+	return ok && len(member) == hashLength && !strings.Contains(member, ".")
 }
 
 // holder is how the Lease of a replica names it: who it is, and where it serves.

@@ -97,16 +97,20 @@ func (p *peer) hear(resource string) {
 // run connects the peer until ctx is done, anew when it is silent, or when others are trusted.
 func (p *peer) run(ctx context.Context) {
 	logger := ctrl.LoggerFrom(ctx).WithValues("replica", p.member.identity, "address", p.member.address.String())
-	backoff := wait.Backoff{Duration: firstBackoff, Factor: 2, Jitter: 0.5, Steps: 1 << 20, Cap: longestBackoff}
+	backoff := newBackoff()
 	logged := ""
 	for ctx.Err() == nil {
 		var failure atomic.Pointer[error]
 		heard := p.heardAt()
 		p.connect(ctx, func(err error) { failure.Store(&err) })
-		if p.heardAt() != heard {
-			logged, backoff.Duration = "", firstBackoff
+		err := failure.Load()
+		switch {
+		case p.heardAt() != heard:
+			logged, backoff = "", newBackoff()
+		case err == nil:
+			err = &errSilent
 		}
-		if err := failure.Load(); err != nil && ctx.Err() == nil {
+		if err != nil && ctx.Err() == nil {
 			if text := reason(*err); text != logged {
 				logged = text
 				logger.Info("A replica of the fleet is not heard", "reason", text)
@@ -118,6 +122,14 @@ func (p *peer) run(ctx context.Context) {
 		}
 	}
 }
+
+// newBackoff returns the pauses between tries.
+func newBackoff() *wait.Backoff {
+	return &wait.Backoff{Duration: firstBackoff, Factor: 2, Jitter: 0.5, Steps: 1 << 20, Cap: longestBackoff}
+}
+
+// errSilent is why a peer is not heard that gives no answer at all.
+var errSilent = errors.New("it gives no answer: look at its Pod, and at the network between the replicas")
 
 // reason returns why a peer is not heard, and what to do about it.
 func reason(err error) string {
@@ -176,16 +188,16 @@ func (p *peer) connect(ctx context.Context, failed func(error)) {
 			toolscache.ReflectorOptions{
 				Logger:  &quiet,
 				Name:    "peer " + p.member.identity,
-				Backoff: &wait.Backoff{Duration: firstBackoff, Factor: 2, Jitter: 0.5, Steps: 1 << 20, Cap: longestBackoff},
+				Backoff: newBackoff(),
 			})
 		running.Go(func() {
-			for ctx.Err() == nil {
+			for backoff := newBackoff(); ctx.Err() == nil; {
 				if err := reflector.ListAndWatchWithContext(logr.NewContext(ctx, quiet)); err != nil {
 					failed(err)
 				}
 				select {
 				case <-ctx.Done():
-				case <-time.After(firstBackoff):
+				case <-time.After(backoff.Step()):
 				}
 			}
 		})

@@ -1,0 +1,371 @@
+package peers
+
+import (
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"fmt"
+	"io"
+	"log"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"net/netip"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/go-logr/logr"
+	"github.com/go-logr/logr/funcr"
+	. "github.com/onsi/gomega"
+	"go.uber.org/goleak"
+	coordinationv1 "k8s.io/api/coordination/v1"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	clientset "k8s.io/client-go/kubernetes/fake"
+
+	"github.com/latchkey-dev/latchkey/internal/certs"
+	"github.com/latchkey-dev/latchkey/internal/holding"
+	"github.com/latchkey-dev/latchkey/stateapi/internal/trust"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+const patience = 30 * time.Second
+
+var group = schema.GroupVersion{Group: "state.latchkey.dev", Version: "v1alpha1"}
+
+// fleetOf returns a replica of a fleet whose authority is made for it, and that authority.
+func fleetOf(t *testing.T, name string) (*Peers, *certs.Authority) {
+	t.Helper()
+	g := NewWithT(t)
+	shared, err := certs.NewAuthorityFor("fleet", time.Hour)
+	g.Expect(err).NotTo(HaveOccurred())
+	key, err := shared.KeyPEM()
+	g.Expect(err).NotTo(HaveOccurred())
+	client := clientset.NewClientset(&corev1.Secret{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "authority"},
+		Data:       map[string][]byte{"tls.crt": shared.PEM(), "tls.key": key},
+	})
+	authority := trust.New(client.CoreV1(), trust.Options{Namespace: "ns", Name: "authority", ReadOnly: true})
+	ctx, cancel := context.WithCancel(logr.NewContext(context.Background(), logr.Discard()))
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		authority.Run(ctx)
+	}()
+	t.Cleanup(func() {
+		cancel()
+		<-ended
+	})
+	g.Eventually(authority.CurrentCABundleContent).WithTimeout(patience).ShouldNot(BeEmpty())
+	scheme := runtime.NewScheme()
+	metav1.AddToGroupVersion(scheme, group)
+	scheme.AddKnownTypes(group, &corev1.ConfigMap{}, &corev1.ConfigMapList{})
+	p := &Peers{
+		options: Options{
+			Name:      name,
+			Namespace: "ns",
+			Identity:  "me",
+			Group:     group,
+			Resources: map[string]runtime.Object{"connections": &corev1.ConfigMap{}},
+			Scheme:    scheme,
+			Authority: authority,
+			Silence:   time.Second,
+			Times:     holding.Times{}.WithDefaults(),
+		},
+		listener: &heard{},
+		known:    map[string]*peer{},
+	}
+	p.leaf = authority.NewLeaf("peer", true, p.options.ServerName("me"))
+	return p, shared
+}
+
+// heard notes what a Listener hears.
+type heard struct {
+	mu    sync.Mutex
+	notes []string // guarded by mu
+}
+
+func (h *heard) note(text string) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.notes = append(h.notes, text)
+}
+
+func (h *heard) all() []string {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return slices.Clone(h.notes)
+}
+
+func (h *heard) Members(identities []string) { h.note("members " + strings.Join(identities, ",")) }
+func (h *heard) Gone(identity string)        { h.note("gone " + identity) }
+func (h *heard) Heard(identity string)       { h.note("heard " + identity) }
+func (h *heard) Replaced(identity, resource string, objects []runtime.Object) {
+	h.note(fmt.Sprintf("%s has %d %s", identity, len(objects), resource))
+}
+func (h *heard) Changed(identity, _ string, object runtime.Object) {
+	h.note(identity + " changed " + object.(*corev1.ConfigMap).Name)
+}
+func (h *heard) Removed(identity, _ string, object runtime.Object) {
+	h.note(identity + " removed " + object.(*corev1.ConfigMap).Name)
+}
+
+// stranger is a server that notes what it is sent.
+type stranger struct {
+	*httptest.Server
+	mu           sync.Mutex
+	certificates int      // guarded by mu; of clients
+	requests     []string // guarded by mu
+	errors       []string // guarded by mu; of handshakes
+}
+
+func newStranger(t *testing.T, certificate, key []byte) *stranger {
+	t.Helper()
+	s := &stranger{}
+	pair, err := tls.X509KeyPair(certificate, key)
+	NewWithT(t).Expect(err).NotTo(HaveOccurred())
+	s.Server = httptest.NewUnstartedServer(http.HandlerFunc(func(_ http.ResponseWriter, req *http.Request) {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		s.requests = append(s.requests, req.URL.Path)
+	}))
+	s.Config.ErrorLog = log.New(io.Discard, "", 0)
+	s.TLS = &tls.Config{
+		Certificates: []tls.Certificate{pair},
+		ClientAuth:   tls.RequestClientCert,
+		VerifyPeerCertificate: func(raw [][]byte, _ [][]*x509.Certificate) error {
+			s.mu.Lock()
+			defer s.mu.Unlock()
+			s.certificates += len(raw)
+			return nil
+		},
+	}
+	s.StartTLS()
+	t.Cleanup(s.Close)
+	return s
+}
+
+func (s *stranger) got() (certificates int, requests []string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.certificates, slices.Clone(s.requests)
+}
+
+// follow follows a member at an address, and returns what is logged.
+func follow(t *testing.T, p *Peers, identity, address string) (logged func() string) {
+	t.Helper()
+	var mu sync.Mutex
+	var lines []string
+	logger := funcr.New(func(prefix, args string) {
+		mu.Lock()
+		defer mu.Unlock()
+		lines = append(lines, prefix+args)
+	}, funcr.Options{})
+	ctx, cancel := context.WithCancel(logr.NewContext(context.Background(), logger))
+	p.startPeer(ctx, member{identity: identity, address: netip.MustParseAddrPort(address)})
+	t.Cleanup(func() {
+		cancel()
+		p.running.Wait()
+	})
+	return func() string {
+		mu.Lock()
+		defer mu.Unlock()
+		return strings.Join(lines, "\n")
+	}
+}
+
+// What is not the member whose Lease leads to it gets neither a certificate nor a request, and the
+// log says why.
+func TestImpostors(t *testing.T) {
+	p, authority := fleetOf(t, "fleet")
+	_, another := fleetOf(t, "fleet")
+	for name, impostor := range map[string]struct {
+		issuer  *certs.Authority
+		request certs.Request
+		want    string
+	}{
+		"of another fleet": {another, certs.Request{Hosts: []string{p.options.ServerName("you")}, Peer: true,
+			ValidFor: time.Hour}, "certificate signed by unknown authority"},
+		"another member": {authority, certs.Request{Hosts: []string{p.options.ServerName("else")}, Peer: true,
+			ValidFor: time.Hour}, "certificate is valid for " + p.options.ServerName("else")},
+		"the view of all": {authority, certs.Request{Hosts: []string{"state.ns.svc"}, ValidFor: time.Hour},
+			"certificate is valid for state.ns.svc"},
+		"expired": {authority, certs.Request{Hosts: []string{p.options.ServerName("you")}, Peer: true,
+			ValidFor: -time.Minute}, "certificate has expired"},
+		"a client": {authority, certs.Request{CommonName: p.options.ServerName("you"), ValidFor: time.Hour},
+			"certificate relies on legacy Common Name"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			g := NewWithT(t)
+			certificate, key, err := impostor.issuer.Issue(impostor.request)
+			g.Expect(err).NotTo(HaveOccurred())
+			server := newStranger(t, certificate, key)
+			logged := follow(t, p, "you", server.Listener.Addr().String())
+			g.Eventually(logged).WithTimeout(patience).Should(And(ContainSubstring(impostor.want),
+				ContainSubstring("is not that member of the fleet, and got no credential")))
+			certificates, requests := server.got()
+			g.Expect(certificates).To(BeZero())
+			g.Expect(requests).To(BeEmpty())
+			g.Expect(p.listener.(*heard).all()).NotTo(ContainElement(ContainSubstring("heard")))
+		})
+	}
+}
+
+// What answers without TLS gets the first message of a handshake, which names no replica.
+func TestNoTLS(t *testing.T) {
+	g := NewWithT(t)
+	p, _ := fleetOf(t, "fleet")
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	g.Expect(err).NotTo(HaveOccurred())
+	t.Cleanup(func() { _ = listener.Close() })
+	received := make(chan []byte, 1)
+	go func() {
+		conn, err := listener.Accept()
+		if err != nil {
+			return
+		}
+		buffer := make([]byte, 16<<10)
+		n, _ := conn.Read(buffer)
+		_, _ = conn.Write([]byte("HTTP/1.1 200 OK\r\n\r\n"))
+		_ = conn.Close()
+		received <- buffer[:n]
+	}()
+	logged := follow(t, p, "you", listener.Addr().String())
+	g.Eventually(logged).WithTimeout(patience).Should(ContainSubstring("is not heard"))
+	hello := <-received
+	g.Expect(hello[0]).To(BeEquivalentTo(22), "a handshake")
+	g.Expect(string(hello)).NotTo(Or(ContainSubstring(`"me"`), ContainSubstring("Authorization")))
+}
+
+// A member is heard as long as its stream brings something, and is connected anew when it is
+// silent.
+func TestHeard(t *testing.T) {
+	g := NewWithT(t)
+	p, authority := fleetOf(t, "fleet")
+	certificate, key, err := authority.Issue(certs.Request{
+		Hosts:    []string{p.options.ServerName("you")},
+		Peer:     true,
+		ValidFor: time.Hour,
+	})
+	g.Expect(err).NotTo(HaveOccurred())
+	pair, err := tls.X509KeyPair(certificate, key)
+	g.Expect(err).NotTo(HaveOccurred())
+	roots := x509.NewCertPool()
+	roots.AddCert(authority.Certificate())
+	var mu sync.Mutex
+	lists, says := 0, make(chan string)
+	server := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
+		w.Header().Set("Content-Type", "application/json")
+		if req.URL.Query().Get("watch") == "" {
+			mu.Lock()
+			lists++
+			mu.Unlock()
+			_, _ = fmt.Fprint(w, `{"kind": "ConfigMapList", "apiVersion": "state.latchkey.dev/v1alpha1", "metadata":
+				{"resourceVersion": "1"}, "items": [{"metadata": {"name": "red", "uid": "1"}}]}`)
+			return
+		}
+		if req.URL.Query().Get("sendInitialEvents") != "" {
+			w.WriteHeader(http.StatusUnprocessableEntity)
+			return
+		}
+		w.WriteHeader(http.StatusOK)
+		_ = http.NewResponseController(w).Flush()
+		for {
+			select {
+			case <-req.Context().Done():
+				return
+			case text := <-says:
+				_, _ = fmt.Fprint(w, text)
+				_ = http.NewResponseController(w).Flush()
+			}
+		}
+	}))
+	server.TLS = &tls.Config{
+		Certificates: []tls.Certificate{pair},
+		ClientAuth:   tls.RequireAndVerifyClientCert,
+		ClientCAs:    roots,
+	}
+	server.EnableHTTP2 = true
+	server.StartTLS()
+	t.Cleanup(server.Close)
+	follow(t, p, "you", server.Listener.Addr().String())
+	notes := func() []string { return p.listener.(*heard).all() }
+	g.Eventually(notes).WithTimeout(patience).Should(ContainElements("you has 1 connections", "heard you"))
+	before := len(notes())
+	says <- `{"type": "BOOKMARK", "object": {"kind": "ConfigMap", "apiVersion": "state.latchkey.dev/v1alpha1",
+		"metadata": {"resourceVersion": "2"}}}` + "\n"
+	g.Eventually(func() []string { return notes()[before:] }).WithTimeout(patience).Should(ContainElement("heard you"))
+	says <- `{"type": "MODIFIED", "object": {"kind": "ConfigMap", "apiVersion": "state.latchkey.dev/v1alpha1",
+		"metadata": {"name": "red", "uid": "1", "resourceVersion": "3"}}}` + "\n"
+	g.Eventually(notes).WithTimeout(patience).Should(ContainElement("you changed red"))
+	g.Eventually(func() int { // it says nothing any more
+		mu.Lock()
+		defer mu.Unlock()
+		return lists
+	}).WithTimeout(patience).Should(BeNumerically(">", 1))
+}
+
+// A Lease counts if it is that of the identity that it names.
+func TestMemberOf(t *testing.T) {
+	g := NewWithT(t)
+	o := Options{Name: "fleet", Namespace: "ns"}
+	lease := func(name, holder string) *coordinationv1.Lease {
+		return &coordinationv1.Lease{
+			ObjectMeta: metav1.ObjectMeta{Name: name},
+			Spec:       coordinationv1.LeaseSpec{HolderIdentity: &holder},
+		}
+	}
+	mine := o.leaseName("pod_1 2")
+	m, ok := o.memberOf(lease(mine, holder("pod_1 2", netip.MustParseAddrPort("[2001:db8::1]:6444"))))
+	g.Expect(ok).To(BeTrue())
+	g.Expect(m).To(Equal(member{mine, "pod_1 2", netip.MustParseAddrPort("[2001:db8::1]:6444")}))
+	for _, wrong := range []*coordinationv1.Lease{
+		lease(o.leaseName("other"), holder("pod_1 2", m.address)),
+		lease(mine, "pod_1 2"), lease(mine, ""), lease(mine, "pod_1 2 host:1"), lease(mine, "pod_1 2 10.0.0.1"),
+		{ObjectMeta: metav1.ObjectMeta{Name: mine}},
+	} {
+		_, ok := o.memberOf(wrong)
+		g.Expect(ok).To(BeFalse(), "%v", wrong.Spec.HolderIdentity)
+	}
+	p := Peers{options: o}
+	g.Expect(p.IsMember(o.ServerName("pod_1 2"))).To(BeTrue())
+	another := Options{Name: "fleet", Namespace: "other"}
+	for _, name := range []string{another.ServerName("pod_1 2"), "state.ns.svc", "a" + o.suffix(), "a.b" + o.suffix(),
+		"x." + o.ServerName("pod_1 2"), ""} {
+		g.Expect(p.IsMember(name)).To(BeFalse(), name)
+	}
+}
+
+// A Lease has expired when it was not seen to change for its duration, whatever it says.
+func TestObserved(t *testing.T) {
+	g := NewWithT(t)
+	begin := time.Now()
+	at := func(seconds int) time.Time { return begin.Add(time.Duration(seconds) * time.Second) }
+	o := observed{longest: 15 * time.Second, leases: map[string]observation{}}
+	lease := func(version string, seconds int32) *coordinationv1.Lease {
+		return &coordinationv1.Lease{
+			ObjectMeta: metav1.ObjectMeta{Name: "l", ResourceVersion: version},
+			Spec:       coordinationv1.LeaseSpec{LeaseDurationSeconds: &seconds},
+		}
+	}
+	counts := func(second int) []int {
+		current, old := o.current(at(second))
+		return []int{len(current), len(old)}
+	}
+	o.see(lease("1", 3600), begin)
+	g.Expect(counts(14)).To(Equal([]int{1, 0}))
+	o.see(lease("1", 3600), at(14)) // a list has it again
+	g.Expect(counts(15)).To(Equal([]int{0, 0}), "no longer than that of the fleet")
+	o.see(lease("2", 5), at(20))
+	g.Expect(counts(24)).To(Equal([]int{1, 0}))
+	g.Expect(counts(25)).To(Equal([]int{0, 0}))
+	g.Expect(counts(171)).To(Equal([]int{0, 1}))
+	o.gone("l")
+	g.Expect(counts(171)).To(Equal([]int{0, 0}))
+}
