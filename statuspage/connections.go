@@ -42,11 +42,12 @@ func (p *Page) serveConnections(w http.ResponseWriter, r *http.Request) {
 // writeTable writes a row for each state. An error is that of the client's connection.
 func writeTable(w io.Writer, states []clustercache.ConnectionState, now time.Time) {
 	table := tabwriter.NewWriter(w, 0, 0, 3, ' ', 0)
-	fmt.Fprintln(table, "EXTENSION\tPHASE\tREASON\tAGE\tIDENTITY\tTARGET\tEPOCH\tWATCHES\tMESSAGE")
+	fmt.Fprintln(table, "EXTENSION\tSTATE\tREASON\tAGE\tIDENTITY\tTARGET\tEPOCH\tWATCHES\tMESSAGE")
 	for _, state := range states {
-		fmt.Fprintf(table, "%s\t%s\t%s\t%s\t%s\t%s\t%d\t%d\t%s\n", connstate.KeyString(state.Extension), state.Phase,
-			orDash(string(state.Reason)), now.Sub(state.Since).Round(time.Second), orDash(state.Identity.Username),
-			orDash(state.Target), state.Epoch, len(state.Watches), oneLine(state.Message))
+		short := state.Summary()
+		fmt.Fprintf(table, "%s\t%s\t%s\t%s\t%s\t%s\t%d\t%d\t%s\n", connstate.KeyString(state.Extension), short.State,
+			orDash(short.Reason), now.Sub(short.Since).Round(time.Second), orDash(state.Identity.Username),
+			orDash(state.Target), state.Epoch, len(state.Watches), oneLine(short.Message))
 	}
 	_ = table.Flush()
 }

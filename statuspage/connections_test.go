@@ -32,7 +32,10 @@ var redState = clustercache.ConnectionState{
 func TestConnections(t *testing.T) {
 	g := NewWithT(t)
 	blue := clustercache.ConnectionState{Extension: client.ObjectKey{Name: "blue"}, Phase: clustercache.PhaseConnected}
-	page, _, end := startPage(t, blue, redState)
+	yellow := blue
+	yellow.Extension.Name = "yellow"
+	yellow.Problems = []clustercache.Problem{{Reason: clustercache.ProblemScopesForbidden, Message: "cannot list"}}
+	page, _, end := startPage(t, blue, redState, yellow)
 	defer end()
 	ask := func(query, accept string) *httptest.ResponseRecorder {
 		req := httptest.NewRequest(http.MethodGet, "/status/connections"+query, nil)
@@ -47,12 +50,14 @@ func TestConnections(t *testing.T) {
 	g.Expect(table.Header().Get("X-Content-Type-Options")).To(Equal("nosniff"))
 	g.Expect(table.Body.String()).To(And(MatchRegexp(`^EXTENSION `), MatchRegexp(`(?m)^blue +Connected +- `),
 		MatchRegexp(`(?m)^ns/red +Disconnected +Unreachable +\S+ +system:serviceaccount:ns:sa +https://server +2 +1 +`+
-			`first line second <line>$`)))
+			`first line second <line>$`),
+		MatchRegexp(`(?m)^yellow +Degraded +ScopesForbidden .* cannot list$`)))
 	for _, answer := range []*httptest.ResponseRecorder{ask("", "application/json"), ask("?format=json", "*/*")} {
 		g.Expect(answer.Header().Get("Content-Type")).To(Equal("application/json"))
 		var shown struct{ Connections []map[string]any }
 		g.Expect(json.Unmarshal(answer.Body.Bytes(), &shown)).To(Succeed())
-		g.Expect(shown.Connections).To(ConsistOf(HaveKeyWithValue("name", "blue"), HaveKeyWithValue("name", "red")))
+		g.Expect(shown.Connections).To(ConsistOf(HaveKeyWithValue("name", "blue"), HaveKeyWithValue("name", "red"),
+			HaveKeyWithValue("name", "yellow")))
 	}
 	one := ask("?extension=ns/red", "application/json")
 	g.Expect(one.Body.String()).To(And(ContainSubstring(`"red"`), Not(ContainSubstring("blue"))))
