@@ -227,6 +227,10 @@ func (s conclusion) verifyFinished() {
 		s.disconnect(reason, answer.Err)
 	default:
 		s.rotation.next = s.now.Add(max(jitter.Step(&s.rotation.backoff, s.seen.Jitter), s.boundedRetry(answer)))
-		rotating{s.step}.reportRotationError(answer.Err)
+		cause := answer.Err // of the API server, which does not know where the credential is from
+		if from := s.rotation.resolution.Source; from != "" {
+			cause = errors.WithMessage(cause, from)
+		}
+		rotating{s.step}.reportRotationError(cause)
 	}
 }

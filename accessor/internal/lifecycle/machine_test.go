@@ -282,7 +282,7 @@ func TestSnapshot(t *testing.T) {
 	do("target")
 	do("resolved", "source=here", "version=2")
 	s = do("answer", "401")
-	g.Expect(s.Err).To(MatchError(ContainSubstring("the newest is not used: failed")))
+	g.Expect(s.Err).To(MatchError(ContainSubstring("the newest is not used: here: failed")))
 }
 
 // What served a connection counts after its end, whatever ended it: an alert that counts from the
