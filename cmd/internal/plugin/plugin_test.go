@@ -68,6 +68,8 @@ func TestConnected(t *testing.T) {
 	refused.Status.Permissions = &v1alpha1.PermissionRecord{
 		Refused: []v1alpha1.PermissionUse{refusedUse("get", "", "pods", "b")}}
 	g.Expect(explain(refused, nil, now)).To(And(ContainSubstring("\n  get pods in b, 3 times\n"), HaveSuffix(wayOut)))
+	refused.Status.Permissions.Refused[0].Count = 1
+	g.Expect(explain(refused, nil, now)).To(ContainSubstring("\n  get pods in b, once\n"))
 	// Whom a server of a tenant reports is no subject of roles, whatever it says.
 	refused.Status.Source, refused.Status.Target = "secret b/kubeconfig", "https://remote"
 	g.Expect(explain(refused, nil, now)).To(HaveSuffix("\nGrant it there, at https://remote.\n"))
@@ -199,6 +201,22 @@ func TestUsedRoles(t *testing.T) {
 		"Role b latchkey-act": append(one("", "secrets", "", "impersonate-on:serviceaccount:get"),
 			one("authentication.k8s.io", "serviceaccounts", "deployer", "impersonate:serviceaccount")...),
 	}))
+}
+
+// Scopes that are alike for RBAC, or whose requests are counted, are one line of the table.
+func TestTableSaysThingsOnce(t *testing.T) {
+	g := NewWithT(t)
+	r := reportOf(refusedUse("watch", "", "configmaps", "b"))
+	labelled := scope("Synced", "v1", "ConfigMap", "b")
+	labelled.Status.LabelSelector = "a=b"
+	g.Expect(r.addScopes([]v1alpha1.Scope{labelled, scope("Synced", "v1", "ConfigMap", "b")}, false,
+		mapper{"ConfigMap": "configmaps"})).To(Succeed())
+	g.Expect(r.uses).To(HaveLen(5))
+	var out strings.Builder
+	r.table(&out, r.uses)
+	g.Expect(strings.Fields(out.String())).To(Equal(strings.Fields(`VERB OF IN REQUESTS LAST
+		watch configmaps b 3 60s ago
+		list configmaps b - -`)))
 }
 
 // A role is wider than what is on record only where a comment says so, and never for what has power

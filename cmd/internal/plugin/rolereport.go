@@ -14,6 +14,7 @@ import (
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/util/duration"
+	"k8s.io/apimachinery/pkg/util/sets"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/yaml"
 
@@ -189,16 +190,28 @@ func (r *report) describe(f roleFlags, roles string) string {
 // names returns the extensions that count.
 func (r *report) names() string { return strings.Join(append([]string{r.name}, r.siblings...), ", ") }
 
-// table writes a line for each permission, verbs together.
+// table writes a line for each permission, verbs together. Scopes that differ only in what they
+// select, or whose requests are on record, have no line of their own.
 func (r *report) table(out *strings.Builder, uses []use) {
 	table := tabwriter.NewWriter(out, 0, 0, 3, ' ', 0)
 	fmt.Fprintln(table, "  VERB\tOF\tIN\tREQUESTS\tLAST")
+	what := func(u use) string { return strings.Join([]string{u.Verb, u.of(), u.in()}, "\t") }
+	known := sets.New[string]()
+	for _, u := range uses {
+		if u.count > 0 {
+			known.Insert(what(u))
+		}
+	}
 	for _, u := range uses {
 		count, last := "-", "-"
-		if u.count > 0 {
+		switch {
+		case u.count > 0:
 			count, last = fmt.Sprint(u.count), duration.HumanDuration(r.now.Sub(u.last))+" ago"
+		case known.Has(what(u)):
+			continue
 		}
-		fmt.Fprintf(table, "  %s\t%s\t%s\t%s\t%s\n", u.Verb, u.of(), u.in(), count, last)
+		known.Insert(what(u))
+		fmt.Fprintf(table, "  %s\t%s\t%s\n", what(u), count, last)
 	}
 	_ = table.Flush() // a strings.Builder has no error
 }

@@ -88,7 +88,7 @@ func explain(c *v1alpha1.Connection, scopes []v1alpha1.Scope, now time.Time) str
 		out.WriteString("\nIt was refused, in the last hour:\n")
 		for _, refused := range record.Refused {
 			u := useOf(refused)
-			fmt.Fprintf(&out, "  %s %s in %s, %d times\n", u.Verb, u.of(), u.in(), u.count)
+			fmt.Fprintf(&out, "  %s %s in %s, %s\n", u.Verb, u.of(), u.in(), timesOf(u.count))
 		}
 	}
 	_, isServiceAccount := leastrole.SubjectOf(status.Source)
@@ -101,6 +101,14 @@ func explain(c *v1alpha1.Connection, scopes []v1alpha1.Scope, now time.Time) str
 		out.WriteString("\nIt is connected, and may read all that is asked for.\n")
 	}
 	return out.String()
+}
+
+// timesOf returns a number of times.
+func timesOf(count int64) string {
+	if count == 1 {
+		return "once"
+	}
+	return fmt.Sprintf("%d times", count)
 }
 
 // describe returns a scope in a line.

@@ -556,7 +556,7 @@ func TestMissingAndUnusedPermissions(t *testing.T) {
 	g.Expect(kubectl(t, "get", fullName, "lacking", "-o", "wide")).To(MatchRegexp(`(?s) REFUSED .* 0 +2 +[^ ]+ +https`),
 		"Forbidden, Refused, Shared Cache, Target")
 	g.Expect(kubectl(t, "get", fullName, "-o", "jsonpath={.items[*].status.permissions}")).To(BeEmpty())
-	g.Expect(plugin("why", "lacking")).To(ContainSubstring("\n  patch configmaps settings in lacking, 1 times\n"))
+	g.Expect(plugin("why", "lacking")).To(ContainSubstring("\n  patch configmaps settings in lacking, once\n"))
 
 	var granted []string
 	for range 4 { // one Forbidden at a time: patch and create of two objects
