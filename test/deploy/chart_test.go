@@ -102,7 +102,7 @@ func TestValuesOfThePage(t *testing.T) {
 		g.Expect(err).NotTo(HaveOccurred(), block[1])
 	}
 	g.Expect(extensions).To(Equal(1))
-	g.Expect(len(all)).To(Equal(4))
+	g.Expect(len(all)).To(Equal(6))
 	_, err = render(t, all...)
 	g.Expect(err).NotTo(HaveOccurred())
 }
@@ -114,9 +114,9 @@ func TestRefusedValues(t *testing.T) {
 		"replicas=-1":                     "minimum",
 		"image.repository=":               "image/repository",
 		"credentials.type=token":          "credentials/type",
-		"credentials.type=kubeconfigs":    "credentials/type", // with the policy for ServiceAccounts
-		"extensions.group=example.com":    "extensions/group", // with the policy for another kind
-		"admission=olm":                   "extensions/group",
+		"credentials.type=kubeconfigs":    "at '/admission': value must be one of 'external', 'none'",
+		"extensions.group=example.com":    "at '/admission': value must be one of", // its policy is for another kind
+		"admission=olm":                   "at '/admission': value must be one of",
 		"tenants[0].names[0]=blue":        "missing property 'namespace'",
 		"tenants[0].namespace=Team":       "tenants/0/namespace",
 		"probes.interval=ten":             "probes/interval",
@@ -126,8 +126,8 @@ func TestRefusedValues(t *testing.T) {
 		"tenants[0].namespace=a":          "'oneOf' failed",
 		"tenants[0].namespace=a,tenants[0].names[0]=b," +
 			"tenants[0].allNames=true": "'oneOf' failed",
-		"extensions.kind=Other":                "extensions/kind",
-		"extensions.resource=secrets":          "extensions/resource",
+		"extensions.kind=Other":                "at '/admission'",
+		"extensions.resource=secrets":          "at '/admission'",
 		"admission=none,extensions.group=":     "extensions/group",
 		"admission=none,extensions.group=*":    "extensions/group",
 		"priorityClassName=a b":                "priorityClassName",
