@@ -98,23 +98,32 @@ func (p *peer) hear(resource string) {
 func (p *peer) run(ctx context.Context) {
 	logger := ctrl.LoggerFrom(ctx).WithValues("replica", p.member.identity, "address", p.member.address.String())
 	backoff := newBackoff()
-	logged := ""
+	var mu sync.Mutex
+	logged := "" // guarded by mu
+	failed := func(err error) {
+		text := reason(err)
+		mu.Lock()
+		defer mu.Unlock()
+		if ctx.Err() == nil && text != logged {
+			logged = text
+			logger.Info("A replica of the fleet is not heard", "reason", text)
+		}
+	}
 	for ctx.Err() == nil {
-		var failure atomic.Pointer[error]
 		heard := p.heardAt()
-		p.connect(ctx, func(err error) { failure.Store(&err) })
-		err := failure.Load()
+		var tries atomic.Int32
+		p.connect(ctx, func(err error) {
+			tries.Add(1)
+			failed(err)
+		})
 		switch {
 		case p.heardAt() != heard:
-			logged, backoff = "", newBackoff()
-		case err == nil:
-			err = &errSilent
-		}
-		if err != nil && ctx.Err() == nil {
-			if text := reason(*err); text != logged {
-				logged = text
-				logger.Info("A replica of the fleet is not heard", "reason", text)
-			}
+			backoff = newBackoff()
+			mu.Lock()
+			logged = ""
+			mu.Unlock()
+		case tries.Load() == 0:
+			failed(errSilent)
 		}
 		select {
 		case <-ctx.Done():
@@ -192,7 +201,7 @@ func (p *peer) connect(ctx context.Context, failed func(error)) {
 			})
 		running.Go(func() {
 			for backoff := newBackoff(); ctx.Err() == nil; {
-				if err := reflector.ListAndWatchWithContext(logr.NewContext(ctx, quiet)); err != nil {
+				if err := reflector.ListAndWatchWithContext(logr.NewContext(ctx, quiet)); err != nil && ctx.Err() == nil {
 					failed(err)
 				}
 				select {

@@ -57,7 +57,11 @@ func (a *Authority) Run(ctx context.Context) {
 	logged := ""
 	for {
 		text := ""
-		if err := a.refresh(ctx, time.Now()); err != nil {
+		err := a.refresh(ctx, time.Now())
+		if apierrors.IsConflict(err) { // another replica was faster
+			err = a.refresh(ctx, time.Now())
+		}
+		if err != nil {
 			text = err.Error()
 		}
 		if text != logged && ctx.Err() == nil {

@@ -2,14 +2,22 @@ package replicas
 
 import (
 	"context"
+	"crypto/sha256"
+	"crypto/tls"
+	"crypto/x509"
+	"encoding/hex"
 	"fmt"
 	"io"
+	"log"
 	"math/rand/v2"
 	"net"
+	"net/http"
+	"net/http/httptest"
 	"net/netip"
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
@@ -31,6 +39,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/manager"
 
 	"github.com/latchkey-dev/latchkey/clustercache"
+	"github.com/latchkey-dev/latchkey/internal/certs"
 	"github.com/latchkey-dev/latchkey/stateapi"
 	"github.com/latchkey-dev/latchkey/stateapi/apiserver"
 	"github.com/latchkey-dev/latchkey/stateapi/v1alpha1"
@@ -498,5 +507,77 @@ func testRandomView(t *testing.T, seed uint64) {
 	}
 	for _, r := range v.replicas {
 		g.Eventually(r.ended).WithTimeout(patience).Should(BeClosed())
+	}
+}
+
+// Those who may write Leases can lead the replicas somewhere else. What answers there gets no
+// credential and no request, is not believed, and the log says so. A stranger who asks a replica
+// gets nothing.
+func TestImpostorsOfAView(t *testing.T) {
+	g := NewWithT(t)
+	v := newViewed(t, "forged", 6)
+	v.start()
+	victim := v.start()
+	v.agrees()
+	authority, err := certs.NewAuthorityFor("another", time.Hour)
+	g.Expect(err).NotTo(HaveOccurred())
+	certificate, key, err := authority.Issue(certs.Request{Hosts: []string{"impostor"}, Peer: true, ValidFor: time.Hour})
+	g.Expect(err).NotTo(HaveOccurred())
+	pair, err := tls.X509KeyPair(certificate, key)
+	g.Expect(err).NotTo(HaveOccurred())
+	var credentials, requests atomic.Int32
+	impostor := httptest.NewUnstartedServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) { requests.Add(1) }))
+	impostor.Config.ErrorLog = log.New(io.Discard, "", 0)
+	impostor.TLS = &tls.Config{
+		Certificates: []tls.Certificate{pair},
+		ClientAuth:   tls.RequestClientCert,
+		VerifyPeerCertificate: func(raw [][]byte, _ [][]*x509.Certificate) error {
+			credentials.Add(int32(len(raw)))
+			return nil
+		},
+	}
+	impostor.StartTLS()
+	t.Cleanup(impostor.Close)
+	name := sha256.Sum256([]byte("impostor"))
+	lease := &coordinationv1.Lease{
+		ObjectMeta: metav1.ObjectMeta{
+			Namespace: "default",
+			Name:      v.name + "-peer-" + hex.EncodeToString(name[:])[:20],
+			Labels:    map[string]string{"state.latchkey.dev/fleet": v.name},
+		},
+		Spec: coordinationv1.LeaseSpec{
+			HolderIdentity:       new("impostor " + impostor.Listener.Addr().String()),
+			LeaseDurationSeconds: new(int32(3)),
+			RenewTime:            new(metav1.NowMicro()),
+		},
+	}
+	c := admin(t)
+	g.Expect(c.Create(t.Context(), lease)).To(Succeed())
+	t.Cleanup(func() { _ = c.Delete(context.Background(), lease) })
+	for _, r := range v.replicas {
+		g.Eventually(r.log.String).WithTimeout(patience).Should(MatchRegexp(
+			`"A replica of the fleet is not heard" "replica"="impostor" .*is not that member of the fleet, and got no credential`))
+	}
+	g.Expect(credentials.Load()).To(BeZero())
+	g.Expect(requests.Load()).To(BeZero())
+
+	// A stranger asks the replica: without a credential, and with one of another authority.
+	for _, certificates := range [][]tls.Certificate{nil, {pair}} {
+		stranger := &http.Client{Transport: &http.Transport{
+			DisableKeepAlives: true,
+			TLSClientConfig:   &tls.Config{InsecureSkipVerify: true, Certificates: certificates}, //nolint:gosec // a stranger
+		}}
+		resp, err := stranger.Get(fmt.Sprintf("https://%s/apis/%s/v1alpha1/connections",
+			v.paths[victim].listener.Addr(), v.group))
+		g.Expect(err).NotTo(HaveOccurred())
+		body, err := io.ReadAll(resp.Body)
+		g.Expect(err).NotTo(HaveOccurred())
+		_ = resp.Body.Close()
+		g.Expect(resp.StatusCode).To(Equal(http.StatusUnauthorized))
+		g.Expect(string(body)).NotTo(ContainSubstring("forged-"))
+	}
+	v.agrees()
+	for _, r := range v.replicas {
+		g.Expect(r.log.String()).NotTo(ContainSubstring("PRIVATE KEY"))
 	}
 }
