@@ -43,23 +43,23 @@ func (s *stateFlags) bind(flags *flag.FlagSet) {
 	flags.StringVar(&s.group, "state-api-group", "state.latchkey.dev", "group of the API")
 	flags.StringVar(&s.namespace, "state-api-namespace", "", "namespace of the Service; empty means that of the Pod")
 	flags.StringVar(&s.service, "state-api-service", "latchkey-state",
-		"name of the Service, which has no selector, because only the leader serves")
+		"name of the Service, which has no selector, because one replica serves")
 	flags.StringVar(&s.bindAddress, "state-api-bind-address", ":6443", "address that the API is served on")
 	flags.StringVar(&s.address, "state-api-address", os.Getenv("POD_IP"),
 		"IP address at which the API server reaches this process, written into the Service's EndpointSlice "+
 			"(default $POD_IP)")
 	flags.StringVar(&s.certificates, "state-api-cert-dir", "",
 		"directory with tls.crt and tls.key for <service>.<namespace>.svc, whose authority the APIService has; empty "+
-			"means that the leader makes a certificate and writes its authority into the APIService")
+			"means that the replica that serves makes a certificate and writes its authority into the APIService")
 	flags.StringVar(&s.peerBindAddress, "state-api-peer-bind-address", ":6444",
 		"with --buckets or --ring: address on which this replica serves its own states to the others")
 	flags.StringVar(&s.peerAddress, "state-api-peer-address", "", "with --buckets or --ring: IP address and port at "+
-		"which the others reach that; empty means --state-api-address and the port of --state-api-peer-bind-address")
+		"which the others reach --state-api-peer-bind-address; empty means --state-api-address and the port of that")
 	flags.StringVar(&s.authority, "state-api-authority", "", "with --buckets or --ring: name of the Secret with the "+
 		"certificate authority that the replicas share, in --leader-election-namespace; empty means the Service's name "+
 		"and \"-authority\"")
-	flags.BoolVar(&s.authorityReadOnly, "state-api-authority-read-only", false, "the Secret is kept by another program, "+
-		"such as cert-manager")
+	flags.BoolVar(&s.authorityReadOnly, "state-api-authority-read-only", false,
+		"another program, such as cert-manager, keeps the Secret of --state-api-authority")
 }
 
 // fleet returns how this replica is part of the fleet, whose Leases are in the namespace.
