@@ -3,6 +3,7 @@ package deploy
 import (
 	"fmt"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -48,7 +49,8 @@ func portsOf(ports []networkingv1.NetworkPolicyPort) (list []string) {
 
 // Whatever the values, the policy is for the manager's Pods; others reach the ports that the Pods
 // declare, but for that of the probes and of the status page; and the manager reaches API servers,
-// and DNS if it has to look up their names.
+// and DNS if it has to look up their names. Replicas with one view reach each other, and no other
+// Pod reaches them there.
 func TestNetworkPolicy(t *testing.T) {
 	files, err := filepath.Glob("testdata/*.values.yaml")
 	NewWithT(t).Expect(err).NotTo(HaveOccurred())
@@ -63,21 +65,37 @@ func TestNetworkPolicy(t *testing.T) {
 			g.Expect(selector.Matches(labels.Set(pod.Labels))).To(BeTrue())
 			g.Expect(policy.Spec.PolicyTypes).To(ConsistOf(networkingv1.PolicyTypeIngress, networkingv1.PolicyTypeEgress))
 			var declared, admitted, reached []string
+			peers := "" // the port at which the replicas reach each other, if they do
 			for _, port := range pod.Spec.Containers[0].Ports {
+				number := fmt.Sprint("TCP ", port.ContainerPort)
 				if port.Name != "probes" {
-					declared = append(declared, fmt.Sprint("TCP ", port.ContainerPort))
+					declared = append(declared, number)
+				}
+				if port.Name == "state-peers" {
+					peers = number
 				}
 			}
+			replicas := []networkingv1.NetworkPolicyPeer{{PodSelector: &policy.Spec.PodSelector}}
 			for _, rule := range policy.Spec.Ingress {
 				g.Expect(rule.Ports).NotTo(BeEmpty(), "no rule is for all ports")
 				admitted = append(admitted, portsOf(rule.Ports)...)
+				if slices.Contains(portsOf(rule.Ports), peers) {
+					g.Expect(rule.From).To(Equal(replicas))
+				}
 			}
 			g.Expect(admitted).To(ConsistOf(declared))
 			for _, rule := range policy.Spec.Egress {
 				g.Expect(rule.Ports).NotTo(BeEmpty(), "no rule is for all ports")
 				reached = append(reached, portsOf(rule.Ports)...)
+				if slices.Contains(portsOf(rule.Ports), peers) {
+					g.Expect(rule.To).To(Equal(replicas))
+				}
 			}
 			want := []string{"TCP 443", "TCP 6443"}
+			if peers != "" {
+				want = append(want, peers)
+			}
+			g.Expect(peers != "").To(Equal(strings.HasPrefix(filepath.Base(file), "view.")))
 			if strings.HasPrefix(filepath.Base(file), "kubeconfigs.") {
 				want = append(want, "UDP 53", "TCP 53")
 			}
