@@ -86,7 +86,7 @@ func TestInstall(t *testing.T) {
 	binary := program(t)
 	for values, kept := range map[string]bool{"tokens": true, "state-api": false, "all-namespaces": true,
 		"impersonation": true, "constrained-impersonation": true, "kubeconfigs": true, "without-lease": true,
-		"other-names": true, "buckets": true, "status-page": true} {
+		"other-names": true, "buckets": true, "view": true, "status-page": true} {
 		t.Run(values, func(t *testing.T) {
 			g := NewWithT(t)
 			cp := start(t)
@@ -122,12 +122,16 @@ func TestInstall(t *testing.T) {
 				_, err = cp.Kubectl(t.Context(), "delete", "lease", "latchkey", "-n", namespace)
 				g.Expect(err).NotTo(HaveOccurred())
 			}
-			if values == "buckets" { // the manager created them
+			if values == "view" { // the manager created it; the Leases of the replicas are gone with them
+				_, err = cp.Kubectl(t.Context(), "delete", "lease", "latchkey-state", "-n", namespace)
+				g.Expect(err).NotTo(HaveOccurred())
+			}
+			if values == "buckets" || values == "view" { // the manager created them
 				holders, err := cp.Kubectl(t.Context(), strings.Fields("-n latchkey-system get leases -l "+
 					"ownership.latchkey.dev/fleet=latchkey -o custom-columns=NAME:.metadata.name,"+
 					"HOLDER:.spec.holderIdentity,RENEWED:.spec.renewTime,SECONDS:.spec.leaseDurationSeconds")...)
 				g.Expect(err).NotTo(HaveOccurred())
-				g.Expect(holders).To(And(MatchRegexp(`NAME +HOLDER +RENEWED +SECONDS`), ContainSubstring("latchkey-bucket-63")))
+				g.Expect(holders).To(And(MatchRegexp(`NAME +HOLDER +RENEWED +SECONDS`), ContainSubstring("latchkey-bucket-15")))
 				_, err = cp.Kubectl(t.Context(), strings.Fields("-n latchkey-system delete leases -l "+
 					"ownership.latchkey.dev/fleet=latchkey")...)
 				g.Expect(err).NotTo(HaveOccurred())
