@@ -69,7 +69,7 @@ func Parse(certificate, key []byte) (*Authority, error) {
 		return nil, errors.Wrap(err, "reading the certificate of an authority")
 	}
 	signer, ok := pair.PrivateKey.(crypto.Signer)
-	if !ok || !leaf.IsCA {
+	if !ok || !leaf.IsCA || leaf.KeyUsage != 0 && leaf.KeyUsage&x509.KeyUsageCertSign == 0 {
 		return nil, errors.New("the certificate is not that of an authority")
 	}
 	return &Authority{certificate: leaf, key: signer}, nil

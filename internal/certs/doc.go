@@ -11,5 +11,6 @@
 //
 // # Considerations
 //
-// Keys are of P-256. The key of an authority is never encoded, and ends with the process.
+// Keys are of P-256. The key of an authority ends with the process, unless [Authority.KeyPEM]
+// encodes it.
 package certs

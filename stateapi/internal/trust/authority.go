@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"crypto/x509"
+	"slices"
 	"sync"
 	"time"
 
@@ -63,6 +64,7 @@ func (a *Authority) Run(ctx context.Context) {
 		}
 		if err != nil {
 			text = err.Error()
+			a.renewLeaves(time.Now()) // the authority in memory is good until it expires
 		}
 		if text != logged && ctx.Err() == nil {
 			logger := log.FromContext(ctx).WithValues("secret", a.options.Namespace+"/"+a.options.Name)
@@ -80,11 +82,20 @@ func (a *Authority) Run(ctx context.Context) {
 	}
 }
 
-// errExpired is the error of an authority that another program should have replaced.
-var errExpired = errors.New("the fleet's authority has expired, and another program keeps it")
+// conflicts is how often the Secret is read again at once, after another replica has written it.
+const conflicts = 5
 
 // refresh reads the Secret, and changes it if that is due.
-func (a *Authority) refresh(ctx context.Context, now time.Time) error {
+func (a *Authority) refresh(ctx context.Context, now time.Time) (err error) {
+	for range conflicts {
+		if err = a.refreshOnce(ctx, now); !apierrors.IsConflict(err) {
+			break
+		}
+	}
+	return err
+}
+
+func (a *Authority) refreshOnce(ctx context.Context, now time.Time) error {
 	secrets := a.secrets.Secrets(a.options.Namespace)
 	secret, err := secrets.Get(ctx, a.options.Name, metav1.GetOptions{})
 	if apierrors.IsNotFound(err) {
@@ -103,7 +114,8 @@ func (a *Authority) refresh(ctx context.Context, now time.Time) error {
 			return errors.Errorf("the Secret has no %s yet", signerCert)
 		case now.After(ring.signer.Certificate().NotAfter):
 			a.take(ring, now)
-			return errors.WithMessagef(errExpired, "at %s", ring.signer.Certificate().NotAfter.UTC().Format(time.RFC3339))
+			return errors.Errorf("%s has expired at %s, and the program that keeps the Secret has not replaced it", signerCert,
+				ring.signer.Certificate().NotAfter.UTC().Format(time.RFC3339))
 		}
 	} else if ring, err = a.step(ctx, secret, ring, now); err != nil {
 		return err
@@ -133,28 +145,36 @@ func (a *Authority) step(ctx context.Context, secret *corev1.Secret, ring keyrin
 
 // take makes the keyring the current one. What was trusted before is trusted until it expires.
 func (a *Authority) take(ring keyring, now time.Time) {
-	listeners, leaves := a.takeLocked(ring, now)
-	for _, leaf := range leaves {
-		leaf.renewIfDue(now)
-	}
+	listeners := a.replace(ring, now)
+	a.renewLeaves(now)
 	for _, listener := range listeners {
 		listener.Enqueue()
 	}
 }
 
-func (a *Authority) takeLocked(ring keyring, now time.Time) ([]dynamiccertificates.Listener, []*Leaf) {
+// renewLeaves renews the certificates that are due.
+func (a *Authority) renewLeaves(now time.Time) {
+	a.mu.Lock()
+	leaves := slices.Clone(a.leaves)
+	a.mu.Unlock()
+	for _, leaf := range leaves {
+		leaf.renewIfDue(now)
+	}
+}
+
+// replace returns the listeners that must know that others are trusted.
+func (a *Authority) replace(ring keyring, now time.Time) (listeners []dynamiccertificates.Listener) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	a.ring = ring
 	ring.trusted = append(ring.trusted[:len(ring.trusted):len(ring.trusted)], a.roots...)
 	a.roots = ring.roots(now)
-	var listeners []dynamiccertificates.Listener
 	if bundle := encode(a.roots); !bytes.Equal(bundle, a.bundle) {
-		a.bundle, listeners = bundle, append(listeners, a.listeners...)
+		a.bundle, listeners = bundle, slices.Clone(a.listeners)
 		close(a.changed)
 		a.changed = make(chan struct{})
 	}
-	return listeners, append([]*Leaf(nil), a.leaves...)
+	return listeners
 }
 
 // signer returns the authority that issues certificates, nil if there is none.

@@ -9,12 +9,12 @@
 // # Usage
 //
 //   - [Authority.NewLeaf] makes a certificate, which is renewed while its authority is.
-//   - [Authority.CA] has the authorities that certificates are verified by.
+//   - [Authority.Pool] has the authorities that certificates are verified by.
 //
 // # Considerations
 //
 //   - A new authority is trusted by all replicas before one of them has a certificate of it, and
-//     the earlier one until it expires. [Times.Step] decides when.
+//     the earlier one until it expires. [Times] say when.
 //   - The Secret may be another program's, such as cert-manager's. Then the replicas only read it.
 //     They trust what they have read before until it expires; a replica that starts just after a
 //     change does not know of it, until the others have read the change, too.

@@ -41,7 +41,12 @@ func readKeyring(data map[string][]byte) (k keyring, err error) {
 	k.signer, k.successor = read(signerCert, signerKey), read(successorCert, successorKey)
 	if len(data[trustedCerts]) > 0 && err == nil {
 		k.trusted, err = cert.ParseCertsPEM(data[trustedCerts])
-		err = errors.Wrap(err, trustedCerts)
+		for _, c := range k.trusted {
+			if !c.IsCA {
+				err = errors.Errorf("the certificate of %q is not that of an authority", c.Subject)
+			}
+		}
+		err = errors.WithMessage(err, trustedCerts)
 	}
 	if err != nil {
 		return keyring{}, err

@@ -95,6 +95,9 @@ func (l *Leaf) renewed(now time.Time) ([]dynamiccertificates.Listener, error) {
 		l.issuer = signer // the same, read again
 		return nil, nil
 	}
+	if expired := signer.Certificate().NotAfter; now.After(expired) {
+		return nil, errors.Errorf("the authority has expired at %s", expired.UTC().Format(time.RFC3339))
+	}
 	cert, key, err := signer.Issue(l.request)
 	if err != nil {
 		return nil, err

@@ -1,207 +1,552 @@
 package trust
 
 import (
+	"cmp"
 	"context"
+	"crypto/tls"
 	"crypto/x509"
+	"fmt"
+	"math/rand/v2"
+	"strings"
+	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
 
+	"github.com/go-logr/logr"
+	"github.com/go-logr/logr/funcr"
 	. "github.com/onsi/gomega"
-	"github.com/pkg/errors"
 	"go.uber.org/goleak"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
-	clientset "k8s.io/client-go/kubernetes/fake"
-	clienttesting "k8s.io/client-go/testing"
+	corev1client "k8s.io/client-go/kubernetes/typed/core/v1"
 
 	"github.com/latchkey-dev/latchkey/internal/certs"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// newSecret returns a client with the Secret, which is empty.
-func newSecret(data map[string][]byte) *clientset.Clientset {
-	return clientset.NewClientset(&corev1.Secret{
-		ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "authority"},
-		Data:       data,
-	})
+func newAuthority(t testing.TB, valid time.Duration) *certs.Authority {
+	t.Helper()
+	authority, err := certs.NewAuthorityFor("test", valid)
+	NewWithT(t).Expect(err).NotTo(HaveOccurred())
+	return authority
 }
 
-func newAuthority(client *clientset.Clientset, readOnly bool) *Authority {
-	return New(client.CoreV1(), Options{Namespace: "ns", Name: "authority", ReadOnly: readOnly, Times: DefaultTimes()})
+func keyOf(t testing.TB, authority *certs.Authority) []byte {
+	t.Helper()
+	key, err := authority.KeyPEM()
+	NewWithT(t).Expect(err).NotTo(HaveOccurred())
+	return key
 }
 
-// trusts reports whether a replica trusts the certificate of another one, which has the name.
-func trusts(a *Authority, leaf *Leaf, name string) error {
+func TestKeyringRoundTrip(t *testing.T) {
+	one, two, three := newAuthority(t, time.Hour), newAuthority(t, time.Hour), newAuthority(t, time.Hour)
+	trusted := []*x509.Certificate{three.Certificate(), two.Certificate()}
+	for name, k := range map[string]keyring{
+		"empty":   {},
+		"signer":  {signer: one},
+		"all":     {signer: one, successor: two, trusted: trusted},
+		"trusted": {trusted: trusted},
+	} {
+		t.Run(name, func(t *testing.T) {
+			g := NewWithT(t)
+			data, err := k.data()
+			g.Expect(err).NotTo(HaveOccurred())
+			read, err := readKeyring(data)
+			g.Expect(err).NotTo(HaveOccurred())
+			g.Expect(encode(read.roots(time.Now()))).To(Equal(encode(k.roots(time.Now()))))
+			again, err := read.data()
+			g.Expect(err).NotTo(HaveOccurred())
+			g.Expect(again).To(Equal(data), "also the keys")
+			g.Expect(read.roots(time.Now().Add(2*time.Hour))).To(BeEmpty(), "expired")
+		})
+	}
+}
+
+// Bad data is an error that names the key of the Secret, and does not have what is in it.
+func TestBadKeyring(t *testing.T) {
+	authority, other := newAuthority(t, time.Hour), newAuthority(t, time.Hour)
+	leaf, leafKey, err := authority.Issue(certs.Request{CommonName: "leaf", Hosts: []string{"leaf"}, ValidFor: time.Hour})
+	NewWithT(t).Expect(err).NotTo(HaveOccurred())
+	cert, key := authority.PEM(), keyOf(t, authority)
+	garbage := []byte("SECRET garbage")
+	type data = map[string][]byte
+	for name, tc := range map[string]struct {
+		data data
+		err  string
+	}{
+		"no key": {
+			data{signerCert: cert},
+			"tls.crt and tls.key: reading an authority: tls: failed to find any PEM data in key",
+		},
+		"no certificate": {
+			data{signerKey: key},
+			"tls.crt and tls.key: reading an authority: tls: failed to find any PEM data in cert",
+		},
+		"garbage": {
+			data{signerCert: garbage, signerKey: garbage},
+			"tls.crt and tls.key: reading an authority",
+		},
+		"garbage for a key": {
+			data{signerCert: cert, signerKey: garbage},
+			"tls.crt and tls.key: reading an authority",
+		},
+		"exchanged": {
+			data{signerCert: key, signerKey: cert},
+			"tls.crt and tls.key: reading an authority",
+		},
+		"another's key": {
+			data{signerCert: cert, signerKey: keyOf(t, other)},
+			"private key does not match public key",
+		},
+		"leaf": {
+			data{signerCert: leaf, signerKey: leafKey},
+			"tls.crt and tls.key: the certificate is not that of an authority",
+		},
+		"no next key": {
+			data{signerCert: cert, signerKey: key, successorCert: cert},
+			"next.crt and next.key: reading an authority",
+		},
+		"no next certificate": {
+			data{signerCert: cert, signerKey: key, successorKey: key},
+			"next.crt and next.key: reading an authority",
+		},
+		"next is a leaf": {
+			data{successorCert: leaf, successorKey: leafKey},
+			"next.crt and next.key: the certificate is not that of an authority",
+		},
+		"trusted is garbage": {
+			data{signerCert: cert, signerKey: key, trustedCerts: garbage},
+			"ca.crt: data does not contain",
+		},
+		"trusted is a key": {data{trustedCerts: key}, "ca.crt: data does not contain"},
+		"trusted is a leaf": {
+			data{trustedCerts: append(authority.PEM(), leaf...)},
+			`ca.crt: the certificate of "CN=leaf" is not that of an authority`,
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			g := NewWithT(t)
+			k, err := readKeyring(tc.data)
+			g.Expect(err).To(MatchError(ContainSubstring(tc.err)))
+			g.Expect(k).To(Equal(keyring{}))
+			text := fmt.Sprintf("%+v", err)
+			g.Expect(text).NotTo(ContainSubstring("SECRET"))
+			for line := range strings.Lines(string(key)) {
+				if len(line) > 30 {
+					g.Expect(text).NotTo(ContainSubstring(strings.TrimSpace(line)))
+				}
+			}
+		})
+	}
+}
+
+// secrets has one Secret, as the API server does: an update of an old version is a conflict.
+type secrets struct {
+	corev1client.SecretInterface
+
+	mu      sync.Mutex
+	secret  *corev1.Secret  // guarded by mu
+	version int             // guarded by mu
+	err     error           // guarded by mu; of each read
+	read    func()          // guarded by mu; is called by Get after it has read
+	seen    map[string]bool // guarded by mu; what was written to tls.crt
+}
+
+func newSecrets() *secrets {
+	return &secrets{
+		secret: &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: "n", Name: "s"}},
+		seen:   map[string]bool{},
+	}
+}
+
+func (s *secrets) Secrets(string) corev1client.SecretInterface { return s }
+
+func (s *secrets) Get(context.Context, string, metav1.GetOptions) (*corev1.Secret, error) {
+	s.mu.Lock()
+	secret, err, read := s.secret.DeepCopy(), s.err, s.read
+	s.mu.Unlock()
+	if read != nil {
+		read()
+	}
+	return secret, err
+}
+
+func (s *secrets) Update(_ context.Context, secret *corev1.Secret, _ metav1.UpdateOptions) (*corev1.Secret, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if secret.ResourceVersion != s.secret.ResourceVersion {
+		return nil, apierrors.NewConflict(schema.GroupResource{Resource: "secrets"}, secret.Name, nil)
+	}
+	s.set(secret.DeepCopy().Data)
+	s.seen[string(secret.Data[signerCert])] = true
+	return s.secret, nil
+}
+
+// set is what another program does.
+func (s *secrets) set(data map[string][]byte) {
+	s.version++
+	s.secret.Data, s.secret.ResourceVersion = data, fmt.Sprint(s.version)
+}
+
+func (s *secrets) setAuthority(t testing.TB, authority *certs.Authority) {
+	t.Helper()
+	data, err := (&keyring{signer: authority}).data()
+	NewWithT(t).Expect(err).NotTo(HaveOccurred())
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.set(data)
+}
+
+// fail makes reading the Secret fail; nil ends that.
+func (s *secrets) fail(err error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.err = err
+}
+
+// replica is a replica of the fleet.
+type replica struct {
+	*Authority
+	leaf *Leaf
+	skew time.Duration // of its clock
+	at   time.Time     // when it read the Secret
+}
+
+func newReplica(s *secrets, readOnly bool) *replica {
+	a := New(s, Options{Namespace: "n", Name: "s", ReadOnly: readOnly, Times: DefaultTimes()})
+	return &replica{Authority: a, leaf: a.NewLeaf("peer", true, "member")}
+}
+
+func (r *replica) reads(t testing.TB) {
+	t.Helper()
+	NewWithT(t).Expect(r.refresh(t.Context(), time.Now().Add(r.skew))).To(Succeed())
+	r.at = time.Now()
+}
+
+// trusts returns an error if a replica does not trust the certificate of another one, as a server
+// or as a client.
+func (r *replica) trusts(leaf *Leaf) error {
 	pair, err := leaf.Certificate()
 	if err != nil {
 		return err
 	}
-	pool, _ := a.Pool()
+	roots, _ := r.Pool()
 	_, err = pair.Leaf.Verify(x509.VerifyOptions{
-		Roots:       pool,
-		DNSName:     name,
-		CurrentTime: time.Now(),
+		DNSName:     "member",
+		Roots:       roots,
 		KeyUsages:   []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth},
+		CurrentTime: time.Now().Add(r.skew),
 	})
 	return err
 }
 
-// For two years, any two replicas trust each other, also one that starts just now, and nothing that
-// has expired is kept.
-func TestYears(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		g := NewWithT(t)
-		client := newSecret(nil)
-		one, two := newAuthority(client, false), newAuthority(client, false)
-		g.Expect(one.refresh(t.Context(), time.Now())).To(Succeed())
-		g.Expect(two.refresh(t.Context(), time.Now())).To(Succeed())
-		leaf := map[*Authority]*Leaf{one: one.NewLeaf("one", true, "one"), two: two.NewLeaf("two", true, "two")}
-		signers := map[string]bool{}
-		for end := time.Now().Add(2 * 365 * 24 * time.Hour); time.Now().Before(end); {
-			time.Sleep(4 * time.Minute)
-			g.Expect(one.refresh(t.Context(), time.Now())).To(Succeed())
-			started := newAuthority(client, false)
-			g.Expect(started.refresh(t.Context(), time.Now())).To(Succeed())
-			g.Expect(trusts(started, leaf[two], "two")).To(Succeed(), "one that starts, and one that has not read again")
-			g.Expect(trusts(two, started.NewLeaf("new", true, "new"), "new")).To(Succeed(), "and the other way")
-			time.Sleep(2 * time.Minute)
-			g.Expect(two.refresh(t.Context(), time.Now())).To(Succeed())
-			g.Expect(trusts(one, leaf[two], "two")).To(Succeed())
-			g.Expect(trusts(two, leaf[one], "one")).To(Succeed())
-			signers[string(one.signer().PEM())] = true
-			g.Expect(len(one.roots)).To(BeNumerically("<=", 3))
-			time.Sleep(7 * time.Hour)
-		}
-		g.Expect(len(signers)).To(BeNumerically(">", 10), "authorities follow each other")
-		secret, err := client.CoreV1().Secrets("ns").Get(t.Context(), "authority", metav1.GetOptions{})
-		g.Expect(err).NotTo(HaveOccurred())
-		g.Expect(len(secret.Data[trustedCerts])).To(BeNumerically("<", 3000))
-	})
-}
+const day = 24 * time.Hour
 
-// Of two replicas that make an authority, one is first, and both use it.
-func TestOneAuthority(t *testing.T) {
-	g := NewWithT(t)
-	client := newSecret(nil)
-	conflicts := true // the other one is faster
-	client.PrependReactor("update", "secrets", func(clienttesting.Action) (bool, runtime.Object, error) {
-		return conflicts, nil,
-			apierrors.NewConflict(schema.GroupResource{Resource: "secrets"}, "authority", errors.New("changed"))
-	})
-	one, other := newAuthority(client, false), newAuthority(client, false)
-	g.Expect(one.refresh(t.Context(), time.Now())).To(MatchError(ContainSubstring("writing the Secret")))
-	g.Expect(one.CurrentCABundleContent()).To(BeEmpty(), "what was not written is not used")
-	conflicts = false
-	g.Expect(other.refresh(t.Context(), time.Now())).To(Succeed())
-	g.Expect(one.refresh(t.Context(), time.Now())).To(Succeed())
-	g.Expect(one.CurrentCABundleContent()).To(Equal(other.CurrentCABundleContent()))
-}
-
-// A Secret that another program keeps is only read. What was trusted before is trusted until it
-// expires; an authority that has expired is an error that says so.
-func TestReadOnly(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		g := NewWithT(t)
-		client := newSecret(nil)
-		a := newAuthority(client, true)
-		g.Expect(a.refresh(t.Context(), time.Now())).To(MatchError("the Secret has no tls.crt yet"))
-		keep := func() *certs.Authority {
-			kept, err := certs.NewAuthorityFor("cert-manager", time.Hour)
-			g.Expect(err).NotTo(HaveOccurred())
-			data, err := keyring{signer: kept}.data()
-			g.Expect(err).NotTo(HaveOccurred())
-			_, err = client.CoreV1().Secrets("ns").Update(t.Context(), &corev1.Secret{
-				ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "authority"},
-				Data:       data,
-			}, metav1.UpdateOptions{})
-			g.Expect(err).NotTo(HaveOccurred())
-			return kept
-		}
-		keep()
-		g.Expect(a.refresh(t.Context(), time.Now())).To(Succeed())
-		other := newAuthority(client, true)
-		g.Expect(other.refresh(t.Context(), time.Now())).To(Succeed())
-		leaf := other.NewLeaf("other", true, "other")
-		time.Sleep(30 * time.Minute)
-		keep()
-		client.ClearActions()
-		g.Expect(a.refresh(t.Context(), time.Now())).To(Succeed())
-		g.Expect(trusts(a, leaf, "other")).To(Succeed(), "the other one has not read the change yet")
-		time.Sleep(45 * time.Minute)
-		g.Expect(a.refresh(t.Context(), time.Now())).To(Succeed())
-		g.Expect(trusts(a, leaf, "other")).NotTo(Succeed())
-		time.Sleep(time.Hour)
-		g.Expect(a.refresh(t.Context(), time.Now())).To(MatchError(And(ContainSubstring("the fleet's authority has expired"),
-			ContainSubstring("another program keeps it"))))
-		g.Expect(a.CurrentCABundleContent()).To(BeEmpty(), "it is not trusted any more")
-		for _, action := range client.Actions() {
-			g.Expect(action.GetVerb()).To(Equal("get"))
-		}
-	})
-}
-
-// After all replicas were away for longer than an authority lasts, there is another one.
-func TestAllWereAway(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		g := NewWithT(t)
-		client := newSecret(nil)
-		g.Expect(newAuthority(client, false).refresh(t.Context(), time.Now())).To(Succeed())
-		time.Sleep(200 * 24 * time.Hour)
-		a := newAuthority(client, false)
-		g.Expect(a.refresh(t.Context(), time.Now())).To(Succeed())
-		g.Expect(trusts(a, a.NewLeaf("one", true, "one"), "one")).To(Succeed())
-		g.Expect(a.roots).To(HaveLen(1))
-	})
-}
-
-// What the Secret has that is no authority is an error that names the key, and never its content.
-func TestBadSecrets(t *testing.T) {
-	g := NewWithT(t)
-	authority, err := certs.NewAuthorityFor("a", time.Hour)
-	g.Expect(err).NotTo(HaveOccurred())
-	key, err := authority.KeyPEM()
-	g.Expect(err).NotTo(HaveOccurred())
-	leaf, leafKey, err := authority.Issue(certs.Request{Hosts: []string{"x"}, ValidFor: time.Hour})
-	g.Expect(err).NotTo(HaveOccurred())
-	for want, data := range map[string]map[string][]byte{
-		"tls.crt and tls.key: reading an authority":                        {"tls.crt": authority.PEM()},
-		"tls.crt and tls.key: the certificate is not that of an authority": {"tls.crt": leaf, "tls.key": leafKey},
-		"next.crt and next.key: reading an authority": {"tls.crt": authority.PEM(), "tls.key": key,
-			"next.crt": authority.PEM(), "next.key": leafKey},
-		"ca.crt: ": {"tls.crt": authority.PEM(), "tls.key": key, "ca.crt": []byte("garbage")},
+// Each row is a moment in the life of authorities, and what the next keyring is.
+func TestStep(t *testing.T) {
+	times := DefaultTimes()
+	now := time.Now()
+	first := newAuthority(t, times.Lifetime)         // valid from now - ClockSkew for 90 days
+	second := newAuthority(t, times.Lifetime+60*day) // as one that was made later
+	short := newAuthority(t, time.Hour)
+	made := newAuthority(t, times.Lifetime)
+	certificate := func(a *certs.Authority) []*x509.Certificate { return []*x509.Certificate{a.Certificate()} }
+	for name, tc := range map[string]struct {
+		at      time.Duration
+		is      keyring
+		becomes keyring
+		changed bool
+	}{
+		"nothing": {0, keyring{}, keyring{signer: made}, true},
+		"new":     {0, keyring{signer: first}, keyring{signer: first}, false},
+		"more than a third is left": {
+			60*day - time.Hour,
+			keyring{signer: first},
+			keyring{signer: first},
+			false,
+		},
+		"less than a third is left": {
+			60*day + time.Hour,
+			keyring{signer: first},
+			keyring{signer: first, successor: made},
+			true,
+		},
+		"a successor waits": {
+			times.Overlap - time.Second,
+			keyring{signer: first, successor: second},
+			keyring{signer: first, successor: second},
+			false,
+		},
+		"a successor's turn": {
+			times.Overlap + time.Minute,
+			keyring{signer: first, successor: second},
+			keyring{signer: second, trusted: certificate(first)},
+			true,
+		},
+		"trusted until it expires": {
+			90*day - time.Hour,
+			keyring{signer: second, trusted: certificate(first)},
+			keyring{signer: second, trusted: certificate(first)},
+			false,
+		},
+		"trusted no more": {
+			90*day + time.Hour,
+			keyring{signer: second, trusted: certificate(first)},
+			keyring{signer: second},
+			true,
+		},
+		"all were away": {
+			91 * day,
+			keyring{signer: first, successor: second},
+			keyring{signer: second},
+			true,
+		},
+		"all were away for long": {
+			200 * day,
+			keyring{signer: first, successor: second, trusted: certificate(short)},
+			keyring{signer: made},
+			true,
+		},
+		"all were away, none waited": {91 * day, keyring{signer: first}, keyring{signer: made}, true},
+		"another's successor only":   {0, keyring{successor: second}, keyring{signer: second}, true},
 	} {
-		client := newSecret(data)
-		err := newAuthority(client, false).refresh(t.Context(), time.Now())
-		g.Expect(err).To(MatchError(ContainSubstring(want)))
-		g.Expect(err.Error()).NotTo(ContainSubstring("PRIVATE KEY"))
-		for _, action := range client.Actions() {
-			g.Expect(action.GetVerb()).To(Equal("get"), "what cannot be read is left alone")
+		t.Run(name, func(t *testing.T) {
+			g := NewWithT(t)
+			before := tc.is.trusted
+			next, changed, err := times.step(tc.is, now.Add(tc.at), func() (*certs.Authority, error) { return made, nil })
+			g.Expect(err).NotTo(HaveOccurred())
+			g.Expect(changed).To(Equal(tc.changed))
+			g.Expect(next.signer).To(BeIdenticalTo(tc.becomes.signer))
+			g.Expect(next.successor).To(BeIdenticalTo(tc.becomes.successor))
+			g.Expect(encode(next.trusted)).To(Equal(encode(tc.becomes.trusted)))
+			g.Expect(tc.is.trusted).To(Equal(before), "the keyring of before is not changed")
+		})
+	}
+}
+
+// For two years, replicas come and go, with clocks that differ. Whichever of them has read the
+// Secret in the last interval trusts the certificates of all that have, also one that has just
+// started. In between all of them are away for longer than an authority is valid.
+func TestTwoYears(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		g := NewWithT(t)
+		s := newSecrets()
+		random := rand.New(rand.NewPCG(1, 0)) //nolint:gosec // not a secret
+		begin := time.Now()
+		var replicas []*replica
+		check := func(r *replica) { // which has just read
+			for _, other := range replicas {
+				if time.Since(other.at) > readInterval {
+					continue
+				}
+				if err := cmp.Or(r.trusts(other.leaf), other.trusts(r.leaf)); err != nil {
+					t.Fatalf("after %s: %v", time.Since(begin), err)
+				}
+			}
+		}
+		join := func() {
+			r := newReplica(s, false)
+			r.skew = time.Duration(random.Int64N(int64(4*time.Minute))) - 2*time.Minute
+			r.reads(t)
+			replicas = append(replicas, r)
+			check(r)
+		}
+		away := false
+		for time.Since(begin) < 2*365*day {
+			switch {
+			case len(replicas) < 2 || len(replicas) < 4 && random.IntN(5) == 0:
+				join()
+			case random.IntN(20) == 0:
+				replicas = replicas[1:]
+			}
+			// All read within an interval, in any order.
+			for _, n := range random.Perm(len(replicas)) {
+				time.Sleep(time.Duration(random.Int64N(int64(readInterval) / int64(len(replicas)))))
+				replicas[n].reads(t)
+				check(replicas[n])
+				justStarted := newReplica(s, false)
+				justStarted.reads(t)
+				check(justStarted)
+			}
+			// In a pause, only certificates expire: it ends before the Secret may change.
+			k, err := readKeyring(s.secret.Data)
+			g.Expect(err).NotTo(HaveOccurred())
+			next := k.signer.Certificate().NotAfter.Add(-DefaultTimes().Lifetime / 3)
+			if k.successor != nil {
+				next = k.successor.Certificate().NotBefore.Add(certs.ClockSkew + DefaultTimes().Overlap)
+			}
+			pause := min(2*day, time.Until(next)-3*time.Minute)
+			if time.Since(begin) > 365*day && !away {
+				away, pause, replicas = true, 200*day, nil
+			}
+			time.Sleep(pause)
+		}
+		// One at the beginning, one for each 60 days or so, and one after the absence.
+		g.Expect(len(s.seen)).To(BeNumerically("~", 11, 2))
+		k, err := readKeyring(s.secret.Data)
+		g.Expect(err).NotTo(HaveOccurred())
+		g.Expect(len(k.trusted)).To(BeNumerically("<=", 1), "what has expired is removed")
+	})
+}
+
+// However many replicas find an empty Secret at the same time, one of them makes the authority, and
+// all trust each other at once.
+func TestSameTime(t *testing.T) {
+	g := NewWithT(t)
+	s := newSecrets()
+	replicas := make([]*replica, 5)
+	var reading sync.WaitGroup
+	var reads atomic.Int32
+	all := make(chan struct{})
+	s.read = func() { // none writes before all have read
+		if reads.Add(1) == int32(len(replicas)) {
+			close(all)
+		}
+		<-all
+	}
+	for n := range replicas {
+		replicas[n] = newReplica(s, false)
+		reading.Go(func() { replicas[n].reads(t) })
+	}
+	reading.Wait()
+	g.Expect(s.seen).To(HaveLen(1))
+	g.Expect(s.version).To(Equal(1))
+	for _, r := range replicas {
+		for _, other := range replicas {
+			g.Expect(r.trusts(other.leaf)).To(Succeed())
 		}
 	}
-	err = newAuthority(clientset.NewClientset(), false).refresh(t.Context(), time.Now())
-	g.Expect(err).To(MatchError(ContainSubstring("the Secret does not exist: create it without data")))
 }
 
-// Run reads the Secret until its context is done, and wakes those who wait for other roots.
+// An authority of another program that has expired: that is said, and nothing is issued by it.
+func TestExpiredReadOnly(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		g := NewWithT(t)
+		s := newSecrets()
+		r := newReplica(s, true)
+		g.Expect(r.refresh(t.Context(), time.Now())).To(MatchError("the Secret has no tls.crt yet"))
+		_, err := r.leaf.Certificate()
+		g.Expect(err).To(MatchError("no certificate: there is no authority yet"))
+
+		s.setAuthority(t, newAuthority(t, 30*time.Hour))
+		r.reads(t)
+		first, _ := r.leaf.CurrentCertKeyContent()
+		time.Sleep(17 * time.Hour)
+		r.reads(t)
+		renewed, _ := r.leaf.CurrentCertKeyContent()
+		g.Expect(renewed).NotTo(Equal(first))
+		g.Expect(r.trusts(r.leaf)).To(Succeed())
+
+		time.Sleep(17 * time.Hour)
+		expired := MatchError("tls.crt has expired at 2000-01-02T06:00:00Z, " +
+			"and the program that keeps the Secret has not replaced it")
+		g.Expect(r.refresh(t.Context(), time.Now())).To(expired)
+		last, _ := r.leaf.CurrentCertKeyContent()
+		g.Expect(last).To(Equal(renewed), "not renewed by an authority that has expired")
+		g.Expect(r.trusts(r.leaf)).NotTo(Succeed())
+		_, verifies := r.VerifyOptions()
+		g.Expect(verifies).To(BeFalse())
+
+		late := newReplica(s, true)
+		g.Expect(late.refresh(t.Context(), time.Now())).To(expired)
+		_, err = late.leaf.Certificate()
+		g.Expect(err).To(MatchError("no certificate: the authority has expired at 2000-01-02T06:00:00Z"))
+		g.Expect(s.seen).To(BeEmpty(), "nothing was written")
+
+		s.setAuthority(t, newAuthority(t, day))
+		r.reads(t)
+		late.reads(t)
+		g.Expect(r.trusts(late.leaf)).To(Succeed())
+		g.Expect(late.trusts(r.leaf)).To(Succeed())
+	})
+}
+
+// Another program replaces the authority: those who knew the earlier one trust it until it expires.
+func TestReplacedReadOnly(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		g := NewWithT(t)
+		s := newSecrets()
+		s.setAuthority(t, newAuthority(t, 30*day))
+		a, b := newReplica(s, true), newReplica(s, true)
+		a.reads(t)
+		b.reads(t)
+		_, changed := a.Pool()
+		notified := 0
+		a.AddListener(listener(func() { notified++ }))
+		s.setAuthority(t, newAuthority(t, 60*day))
+		a.reads(t)
+		g.Expect(changed).To(BeClosed())
+		g.Expect(notified).To(Equal(1))
+		g.Expect(a.trusts(b.leaf)).To(Succeed(), "a certificate of the authority of before")
+		g.Expect(b.trusts(a.leaf)).NotTo(Succeed(), "until it has read the Secret")
+		b.reads(t)
+		g.Expect(b.trusts(a.leaf)).To(Succeed())
+		_, changed = a.Pool()
+		a.reads(t)
+		g.Expect(changed).NotTo(BeClosed(), "nothing is new")
+		g.Expect(notified).To(Equal(1))
+		time.Sleep(31 * day)
+		a.reads(t)
+		g.Expect(a.roots).To(HaveLen(1))
+		g.Expect(notified).To(Equal(2))
+	})
+}
+
+type listener func()
+
+func (l listener) Enqueue() { l() }
+
+// What goes wrong is said once, and certificates are renewed meanwhile.
 func TestRun(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g := NewWithT(t)
-		ctx, cancel := context.WithCancel(t.Context())
-		a := newAuthority(newSecret(nil), false)
-		_, changed := a.Bundle()
-		ended := make(chan struct{})
-		go func() {
-			defer close(ended)
-			a.Run(ctx)
-		}()
-		<-changed
-		g.Expect(a.CurrentCABundleContent()).NotTo(BeEmpty())
+		s := newSecrets()
+		r := newReplica(s, false)
+		var mu sync.Mutex
+		var lines []string
+		logger := funcr.New(func(_, args string) {
+			mu.Lock()
+			defer mu.Unlock()
+			lines = append(lines, args)
+		}, funcr.Options{})
+		logged := func() string {
+			mu.Lock()
+			defer mu.Unlock()
+			text := strings.Join(lines, "\n")
+			lines = nil
+			return text
+		}
+		ctx, cancel := context.WithCancel(logr.NewContext(t.Context(), logger))
+		var running sync.WaitGroup
+		running.Go(func() { r.Run(ctx) })
+		synctest.Wait()
+		g.Expect(logged()).To(BeEmpty())
+		first, _ := r.leaf.CurrentCertKeyContent()
+		g.Expect(first).NotTo(BeEmpty())
+
+		s.fail(apierrors.NewForbidden(schema.GroupResource{Resource: "secrets"}, "s", nil))
+		time.Sleep(23 * time.Hour)
+		text := logged()
+		g.Expect(strings.Count(text, "cannot trust each other")).To(Equal(1))
+		g.Expect(text).To(And(ContainSubstring(`"reason"="reading the Secret: secrets \"s\" is forbidden`),
+			ContainSubstring(`"secret"="n/s"`)))
+		renewed, key := r.leaf.CurrentCertKeyContent()
+		g.Expect(renewed).NotTo(Equal(first), "renewed by the authority in memory")
+		_, err := tls.X509KeyPair(renewed, key)
+		g.Expect(err).NotTo(HaveOccurred())
+
+		s.fail(apierrors.NewNotFound(schema.GroupResource{Resource: "secrets"}, "s"))
+		time.Sleep(time.Minute)
+		g.Expect(logged()).To(ContainSubstring("the Secret does not exist: create it without data"))
+		s.fail(nil)
+		time.Sleep(time.Minute)
+		g.Expect(logged()).To(ContainSubstring("The replicas of the fleet trust each other"))
 		cancel()
-		<-ended
+		running.Wait()
 	})
 }
