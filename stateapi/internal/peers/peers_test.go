@@ -122,7 +122,6 @@ type stranger struct {
 	mu           sync.Mutex
 	certificates int      // guarded by mu; of clients
 	requests     []string // guarded by mu
-	errors       []string // guarded by mu; of handshakes
 }
 
 func newStranger(t *testing.T, certificate, key []byte) *stranger {
@@ -185,19 +184,21 @@ func follow(t *testing.T, p *Peers, identity, address string) (logged func() str
 func TestImpostors(t *testing.T) {
 	p, authority := fleetOf(t, "fleet")
 	_, another := fleetOf(t, "fleet")
+	issued := func(host string, valid time.Duration) certs.Request {
+		return certs.Request{Hosts: []string{host}, Peer: true, ValidFor: valid}
+	}
 	for name, impostor := range map[string]struct {
 		issuer  *certs.Authority
 		request certs.Request
 		want    string
 	}{
-		"of another fleet": {another, certs.Request{Hosts: []string{p.options.ServerName("you")}, Peer: true,
-			ValidFor: time.Hour}, "certificate signed by unknown authority"},
-		"another member": {authority, certs.Request{Hosts: []string{p.options.ServerName("else")}, Peer: true,
-			ValidFor: time.Hour}, "certificate is valid for " + p.options.ServerName("else")},
+		"of another fleet": {another, issued(p.options.ServerName("you"), time.Hour),
+			"certificate signed by unknown authority"},
+		"another member": {authority, issued(p.options.ServerName("else"), time.Hour),
+			"certificate is valid for " + p.options.ServerName("else")},
 		"the view of all": {authority, certs.Request{Hosts: []string{"state.ns.svc"}, ValidFor: time.Hour},
 			"certificate is valid for state.ns.svc"},
-		"expired": {authority, certs.Request{Hosts: []string{p.options.ServerName("you")}, Peer: true,
-			ValidFor: -time.Minute}, "certificate has expired"},
+		"expired": {authority, issued(p.options.ServerName("you"), -time.Minute), "certificate has expired"},
 		"a client": {authority, certs.Request{CommonName: p.options.ServerName("you"), ValidFor: time.Hour},
 			"certificate relies on legacy Common Name"},
 	} {

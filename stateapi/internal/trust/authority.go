@@ -58,11 +58,7 @@ func (a *Authority) Run(ctx context.Context) {
 	logged := ""
 	for {
 		text := ""
-		err := a.refresh(ctx, time.Now())
-		if apierrors.IsConflict(err) { // another replica was faster
-			err = a.refresh(ctx, time.Now())
-		}
-		if err != nil {
+		if err := a.refresh(ctx, time.Now()); err != nil {
 			text = err.Error()
 			a.renewLeaves(time.Now()) // the authority in memory is good until it expires
 		}

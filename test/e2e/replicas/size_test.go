@@ -123,9 +123,10 @@ func (v *viewed) latencies(b *testing.B, g Gomega) {
 			Should(Equal(v1alpha1.StateDisconnected))
 		took[own] = append(took[own], time.Since(begin))
 	}
+	units := map[bool]string{true: "ms/own", false: "ms/other"}
 	for own, list := range took {
 		slices.Sort(list)
-		b.ReportMetric(float64(list[len(list)/2].Microseconds())/1000, map[bool]string{true: "ms/own", false: "ms/other"}[own])
+		b.ReportMetric(float64(list[len(list)/2].Microseconds())/1000, units[own])
 	}
 }
 
