@@ -45,6 +45,9 @@ type FleetOptions struct {
 	// SecretReadOnly: another program, such as cert-manager, keeps the Secret. Its tls.crt and
 	// tls.key are a certificate authority, and ca.crt has further ones to trust.
 	SecretReadOnly bool
+	// IgnoreTerms: each replica has one Lease for all its extensions, as with controllersharding. Then
+	// the terms of two replicas say nothing about which one is later, and the later claim is shown.
+	IgnoreTerms bool
 	// Identity of this replica, unique to the process. Defaults to the host's name and a random
 	// suffix.
 	Identity string
@@ -241,6 +244,7 @@ func (f *fleet) awaitCertificate(ctx context.Context) bool {
 		case <-ctx.Done():
 			return false
 		case <-changed:
+		case <-time.After(time.Second): // the certificate is issued a little later than the authority changes
 		}
 	}
 }

@@ -25,6 +25,8 @@ var servingTimes = holding.Times{
 }
 
 const (
+	// failedPause is how long a replica leaves the Lease to others after it could not serve.
+	failedPause = 15 * time.Second
 	// handOverTimeout bounds how long a replica serves on after it has given the Lease up, until
 	// the next one serves.
 	handOverTimeout = 3 * time.Second
@@ -47,40 +49,41 @@ func (f *fleet) serveInTurn(ctx context.Context, failed <-chan error) (err error
 	if !f.merged.awaitComplete(ctx) {
 		return nil
 	}
-	ctx, cancel := context.WithCancelCause(ctx)
-	defer cancel(nil)
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
 	var running sync.WaitGroup
 	defer running.Wait()
 	running.Go(func() {
 		select {
 		case <-ctx.Done():
-		case err := <-failed:
-			cancel(err)
+		case err = <-failed:
+			cancel()
 		}
 	})
 	for ctx.Err() == nil {
+		var turn sync.WaitGroup // ends before the next one: it withdraws its address, and closes its port
+		pause := servingTimes.RetryPeriod
 		holding.Hold(ctx, holding.Options{Times: servingTimes}, &resourcelock.LeaseLock{
 			LeaseMeta:  metav1.ObjectMeta{Namespace: f.options.Namespace, Name: f.options.Name + "-state"},
 			Client:     leases,
 			LockConfig: resourcelock.ResourceLockConfig{Identity: f.options.Identity},
 		}, func(holds context.Context, _ *fence.Term) {
-			server := f.serve(holds, &running)
+			server := f.serve(holds, &turn)
 			select {
 			case <-holds.Done():
 			case err := <-server:
 				log.FromContext(ctx).Error(err, "Cannot serve the state API; another replica may")
+				pause = failedPause
 			}
 		})
+		turn.Wait()
 		select {
 		case <-ctx.Done():
-		case <-time.After(servingTimes.RetryPeriod):
+		case <-time.After(pause):
 		}
 	}
 	running.Wait()
-	if cause := context.Cause(ctx); !errors.Is(cause, context.Canceled) && !errors.Is(cause, context.DeadlineExceeded) {
-		return cause
-	}
-	return nil
+	return err
 }
 
 // serve starts the server of the view. It ends at once when the lease is lost, and when ctx is done

@@ -306,13 +306,20 @@ func (s *StateAPI) update(ctx context.Context, key client.ObjectKey) {
 	if ctx.Err() != nil { // the manager ends the connections, and not because the extensions are gone
 		return
 	}
+	var other clustercache.NotOwnedExtension
+	if s.fleet != nil && !known {
+		if other, known = s.connections.GetNotOwned(ctx, key); !known { // it may have come from there to here
+			state, known = s.connections.GetConnectionState(ctx, key)
+		} else {
+			known = false
+		}
+	}
 	var row *v1alpha1.Connection
 	var scopes []*v1alpha1.Scope
-	if known {
+	if known && (s.fleet == nil || state.UID != "") {
 		row, scopes = connectionOf(state), scopesOf(state)
 	}
 	if s.fleet != nil {
-		other, _ := s.connections.GetNotOwned(ctx, key)
 		s.fleet.update(key, row, scopes, &state, other)
 	}
 	names := map[string]bool{}

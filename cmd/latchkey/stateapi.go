@@ -140,6 +140,7 @@ func (m *managerFlags) setUpStateAPI(mgr manager.Manager, connections clustercac
 		if options.Fleet, err = s.fleet(m.leaderElectionID, namespace, m.sharing.identity()); err != nil {
 			return err
 		}
+		options.Fleet.IgnoreTerms = m.sharing.ring != ""
 	}
 	mapping, err := mgr.GetRESTMapper().RESTMapping(kind.GroupKind(), kind.Version)
 	if err != nil {

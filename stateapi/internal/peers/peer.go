@@ -23,11 +23,13 @@ import (
 
 // The times of a connection to a peer, which is near.
 const (
-	dialTimeout    = 3 * time.Second
-	headerTimeout  = 10 * time.Second
-	getTimeout     = 3 * time.Second
-	firstBackoff   = 200 * time.Millisecond
-	longestBackoff = 2 * time.Second
+	dialTimeout   = 3 * time.Second
+	headerTimeout = 10 * time.Second
+	getTimeout    = 3 * time.Second
+	// firstListTimeout is how long the first lists of a peer may take.
+	firstListTimeout = 30 * time.Second
+	firstBackoff     = 200 * time.Millisecond
+	longestBackoff   = 2 * time.Second
 )
 
 // peer is another replica.
@@ -168,6 +170,7 @@ func (p *peer) connect(ctx context.Context, failed func(error)) {
 		},
 		TLSHandshakeTimeout:   dialTimeout,
 		ResponseHeaderTimeout: headerTimeout,
+		IdleConnTimeout:       time.Minute,
 		ForceAttemptHTTP2:     true,
 	}
 	defer transport.CloseIdleConnections()
@@ -226,7 +229,11 @@ func (p *peer) await(ctx context.Context, changed <-chan struct{}) {
 		case <-changed:
 			return
 		case now := <-tick.C:
-			if now.Sub(begun) > p.peers.options.Silence && !p.isHeard(now) {
+			patience := p.peers.options.Silence
+			if p.heardAt() == 0 { // the first lists may take longer
+				patience = firstListTimeout
+			}
+			if now.Sub(begun) > patience && !p.isHeard(now) {
 				return
 			}
 		}
@@ -238,12 +245,16 @@ func (p *Peers) Get(ctx context.Context, identity, resource, namespace, name str
 	p.mu.Lock()
 	known := p.known[identity]
 	p.mu.Unlock()
-	if known == nil || known.client.Load() == nil || !known.isHeard(time.Now()) {
+	if known == nil || !known.isHeard(time.Now()) {
 		return errors.Errorf("replica %s is not heard", identity)
+	}
+	client := known.client.Load()
+	if client == nil {
+		return errors.Errorf("replica %s is not connected", identity)
 	}
 	ctx, cancel := context.WithTimeout(ctx, getTimeout)
 	defer cancel()
-	return known.client.Load().Get().NamespaceIfScoped(namespace, namespace != "").Resource(resource).Name(name).Do(ctx).
+	return client.Get().NamespaceIfScoped(namespace, namespace != "").Resource(resource).Name(name).Do(ctx).
 		Into(into)
 }
 

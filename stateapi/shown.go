@@ -1,0 +1,125 @@
+package stateapi
+
+import (
+	"fmt"
+	"time"
+
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/latchkey-dev/latchkey/clustercache"
+	"github.com/latchkey-dev/latchkey/stateapi/apiserver"
+	"github.com/latchkey-dev/latchkey/stateapi/internal/merge"
+	"github.com/latchkey-dev/latchkey/stateapi/v1alpha1"
+)
+
+func (m *merged) showAllLocked(keys []client.ObjectKey, now time.Time) {
+	for _, key := range keys {
+		m.showLocked(key, now, false)
+	}
+}
+
+// showLocked puts what is shown of an extension into the stores. scopes says that its scopes have
+// changed, too.
+func (m *merged) showLocked(key client.ObjectKey, now time.Time, scopes bool) {
+	choice, row := m.view.Show(key, now)
+	before := m.shown[key]
+	if choice.Kind == merge.Absent {
+		m.states.Remove(key.Namespace, key.Name)
+		m.showScopesLocked(key, before.scopes, nil, false)
+		delete(m.shown, key)
+		return
+	}
+	put(m.states, m.connectionLocked(key, choice, row, now))
+	next := shownExtension{choice: choice, scopes: before.scopes}
+	if scopes || before.choice.Kind != choice.Kind || before.choice.Replica != choice.Replica {
+		next.scopes = m.showScopesLocked(key, before.scopes, m.said[choice.Replica][key], choice.Kind == merge.Silent)
+	}
+	m.shown[key] = next
+}
+
+// showScopesLocked replaces the scopes that are shown of an extension, and returns their names.
+func (m *merged) showScopesLocked(key client.ObjectKey, before map[string]bool, scopes map[string]*scopeRow,
+	silent bool) (names map[string]bool) {
+	for name := range before {
+		if scopes[name] == nil {
+			m.scopes.Remove(key.Namespace, name)
+		}
+	}
+	for name, scope := range scopes {
+		if names == nil {
+			names = make(map[string]bool, len(scopes))
+		}
+		names[name] = true
+		shown := copyOfScope(scope)
+		if silent {
+			shown.Status.State, shown.Status.Reason = v1alpha1.StateUnknown, v1alpha1.ReasonReplicaSilent
+		}
+		m.scopes.Put(shown)
+	}
+	return names
+}
+
+// connectionLocked returns the Connection that is shown of a choice.
+func (m *merged) connectionLocked(key client.ObjectKey, choice merge.Choice, row *v1alpha1.Connection,
+	now time.Time) *v1alpha1.Connection {
+	var c *v1alpha1.Connection
+	switch choice.Kind {
+	case merge.Held:
+		c = copyOf(row)
+	case merge.Silent:
+		c = copyOf(row)
+		at, _ := m.view.HeardAt(choice.Replica)
+		if at.IsZero() { // it was listed, and has said nothing since
+			at = now
+		}
+		m.becomes(c, v1alpha1.StateUnknown, v1alpha1.ReasonReplicaSilent, at, fmt.Sprintf(
+			"replica %s was not heard since %s, and this is what it said then", choice.Replica, at.UTC().Format(time.RFC3339)))
+	default:
+		known := m.known[key]
+		c = &v1alpha1.Connection{ObjectMeta: metadataOf(clustercache.ConnectionState{
+			Extension: key,
+			UID:       known.UID,
+			Created:   known.Created,
+		}, key.Name)}
+		text := "no replica has it"
+		since := now
+		if last := m.shown[key]; last.choice.Kind == merge.Unclaimed {
+			since = m.sinceLocked(key, now)
+		}
+		m.becomes(c, v1alpha1.StateDisconnected, v1alpha1.ReasonNoReplica, since, text)
+	}
+	if choice.Contested {
+		c.Status.ClaimedBy = m.view.Claimants(key)
+	}
+	return c
+}
+
+// sinceLocked returns since when an extension is shown as it is.
+func (m *merged) sinceLocked(key client.ObjectKey, now time.Time) time.Time {
+	last, err := m.states.Get(apiserver.Context{Namespace: key.Namespace}, key.Name, &metav1.GetOptions{})
+	if err != nil || last.Status.Since == nil {
+		return now
+	}
+	return last.Status.Since.Time
+}
+
+// becomes sets a state that no replica vouches for.
+func (*merged) becomes(c *v1alpha1.Connection, state, reason string, since time.Time, message string) {
+	c.Status.State, c.Status.Reason, c.Status.Message, c.Status.Since = state, reason, message, timeOf(since)
+	status := metav1.ConditionUnknown
+	if state == v1alpha1.StateDisconnected {
+		status = metav1.ConditionFalse
+	}
+	for _, kind := range []string{v1alpha1.ConditionConnected, v1alpha1.ConditionHealthy} {
+		meta.RemoveStatusCondition(&c.Status.Conditions, kind)
+		c.Status.Conditions = append(c.Status.Conditions, metav1.Condition{
+			Type:               kind,
+			Status:             status,
+			Reason:             reason,
+			Message:            message,
+			LastTransitionTime: metav1.NewTime(since.Truncate(time.Second)),
+		})
+	}
+}
