@@ -29,7 +29,7 @@ const (
 	failedPause = 15 * time.Second
 	// handOverTimeout bounds how long a replica serves on after it has given the Lease up, until
 	// the next one serves.
-	handOverTimeout = 3 * time.Second
+	handOverTimeout = 6 * time.Second
 	// handOverInterval is how often it looks.
 	handOverInterval = 200 * time.Millisecond
 	// handOverGrace is how long it serves on, for those who do not know yet that another one

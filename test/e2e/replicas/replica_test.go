@@ -114,6 +114,9 @@ func runReplica(text string) error {
 		NewCache:                scopedcache.New, // controller-runtime's leaks the goroutines of metadata watches
 		GracefulShutdownTimeout: new(5 * time.Second),
 	}
+	if o.State != nil { // it may serve on until another one does
+		managerOptions.GracefulShutdownTimeout = new(10 * time.Second)
+	}
 	cacheOptions := clustercache.Options{
 		AllowIdentity: clustercache.GuardedByAdmission,
 		Client:        clustercache.ClientOptions{UserAgent: o.Name, QPS: 10_000, Burst: 10_000},
