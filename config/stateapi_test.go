@@ -14,11 +14,15 @@ func TestStateAPIManifests(t *testing.T) {
 	own, err := StateAPIManifests(StateAPIOptions{})
 	g.Expect(err).NotTo(HaveOccurred())
 	g.Expect(own).To(Equal(Manifests(StateAPI)))
+	own, err = StateAPIManifests(StateAPIOptions{Shared: true})
+	g.Expect(err).NotTo(HaveOccurred())
+	g.Expect(own).To(Equal(Manifests(StateAPI, StateAPIFleet)))
 	other, err := StateAPIManifests(StateAPIOptions{
 		Group:          "state.example.com",
 		Namespace:      "ns",
 		Name:           "mine",
 		ServiceAccount: "robot",
+		Shared:         true,
 	})
 	g.Expect(err).NotTo(HaveOccurred())
 	g.Expect(other).NotTo(Or(ContainSubstring("latchkey-"), ContainSubstring("state.latchkey.dev")))
@@ -34,6 +38,10 @@ func TestStateAPIManifests(t *testing.T) {
 		}
 		for _, subject := range subjects {
 			g.Expect(subject).To(Equal(map[string]any{"kind": "ServiceAccount", "namespace": "ns", "name": "robot"}))
+		}
+		if object.GetKind() == "Secret" {
+			g.Expect(object.GetName()).To(Equal("mine-authority"), "as --state-api-authority by default")
+			g.Expect(object.Object).NotTo(Or(HaveKey("data"), HaveKey("stringData")), "which would erase the replicas'")
 		}
 		if object.GetKind() == "APIService" {
 			g.Expect(object.GetName()).To(Equal("v1alpha1.state.example.com"))

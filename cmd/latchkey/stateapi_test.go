@@ -393,7 +393,7 @@ func TestFleetFlags(t *testing.T) {
 }
 
 // Two managers that share the extensions serve one list of all, with the printed manifests, which
-// may be applied again.
+// may be applied again. The list names a replica as the Leases of its buckets do.
 func TestStateAPIOfSharingReplicas(t *testing.T) {
 	g := NewWithT(t)
 	cp := testenv.Start(t, controlplane.Options{Aggregation: true})
@@ -451,6 +451,12 @@ spec: {namespace: default, serviceAccount: {name: seen-%[1]d}}
 		return sum
 	}
 	g.Eventually(holders).WithTimeout(patience).Should(And(HaveLen(2), WithTransform(sum, Equal(extensions))))
+	leases, err := cp.Kubectl(t.Context(), "get", "leases", "-n", "latchkey-system", "-l",
+		"ownership.latchkey.dev/fleet=latchkey-manager", "-o", `jsonpath={range .items[*]}{.spec.holderIdentity}{"\n"}{end}`)
+	g.Expect(err).NotTo(HaveOccurred())
+	for holder := range holders() {
+		g.Expect(strings.Split(leases, "\n")).To(ContainElement(holder))
+	}
 	authority := func() string {
 		out, err := cp.Kubectl(t.Context(), "get", "secret", "latchkey-state-authority", "-n", "latchkey-system", "-o",
 			`jsonpath={.data.tls\.crt}`)
