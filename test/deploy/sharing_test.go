@@ -1,6 +1,7 @@
 package deploy
 
 import (
+	"encoding/json"
 	"os"
 	"testing"
 
@@ -59,4 +60,70 @@ func TestRing(t *testing.T) {
 	// No permission lacks, and each is used. Extensions may be in any namespace.
 	g.Expect(deployment.CheckPermissions(cp.AuditLog(), objects)).To(MatchError("permissions of " + m.User +
 		":\nused in single namespaces only: ClusterRole/latchkey rule 0: patch apps.example.com"))
+}
+
+// A release whose replicas share the extensions gets one view of all by an upgrade, and loses it by
+// a rollback. The chart has the Secret of the authority without data: what the replicas write into
+// it is kept by further upgrades. A Secret that another program keeps replaces it.
+func TestUpgradeToOneView(t *testing.T) {
+	g := NewWithT(t)
+	binary := program(t)
+	cp := start(t)
+	run := func(args ...string) string {
+		out, err := helm(t.Context(), cp.Kubeconfig(), append(args, "--namespace", namespace)...)
+		g.Expect(err).NotTo(HaveOccurred())
+		return out
+	}
+	upgrade := func(args ...string) {
+		run(append([]string{"upgrade", "latchkey", chart, "-f", "testdata/view.values.yaml"}, args...)...)
+	}
+	connect := func() {
+		objects, err := deployment.Decode(run("get", "manifest", "latchkey"))
+		g.Expect(err).NotTo(HaveOccurred())
+		options := deployment.Options{Program: binary, Dir: t.TempDir()}
+		g.Expect(deployment.Exercise(t.Context(), cp, objects, options, patience)).To(Succeed())
+	}
+	secret := func(name string) (data map[string]string, err error) {
+		out, err := cp.Kubectl(t.Context(), "get", "secret", name, "-n", namespace, "-o", "jsonpath={.data}")
+		if err != nil || out == "" {
+			return nil, err
+		}
+		return data, json.Unmarshal([]byte(out), &data)
+	}
+
+	run("install", "latchkey", chartBefore(t), "-f", "testdata/view.values.yaml", "--set", "stateAPI.enabled=false")
+	g.Expect(deployment.CreateExtensions(t.Context(), cp)).To(Succeed())
+	connect()
+
+	upgrade()
+	g.Expect(secret("latchkey-state-authority")).To(BeEmpty(), "the chart makes no key")
+	connect()
+	authority, err := secret("latchkey-state-authority")
+	g.Expect(err).NotTo(HaveOccurred())
+	g.Expect(authority).To(And(HaveKey("tls.crt"), HaveKey("tls.key")))
+	upgrade("--set", "log.level=debug,podLabels.a=b")
+	g.Expect(secret("latchkey-state-authority")).To(Equal(authority), "an upgrade keeps it")
+
+	content, err := json.Marshal(map[string]any{
+		"apiVersion": "v1",
+		"kind":       "Secret",
+		"metadata":   map[string]any{"name": "fleet-ca", "namespace": namespace},
+		"type":       "kubernetes.io/tls",
+		"data":       authority,
+	})
+	g.Expect(err).NotTo(HaveOccurred())
+	_, err = cp.KubectlInput(t.Context(), string(content), "create", "-f", "-")
+	g.Expect(err).NotTo(HaveOccurred())
+	upgrade("--set", "stateAPI.authority.existingSecret=fleet-ca")
+	_, err = secret("latchkey-state-authority")
+	g.Expect(err).To(MatchError(ContainSubstring("NotFound")), "the release has none of its own")
+	connect()
+	g.Expect(secret("fleet-ca")).To(Equal(authority), "it is another program's")
+
+	run("rollback", "latchkey", "1")
+	_, err = cp.Kubectl(t.Context(), "get", "apiservice", "v1alpha1.state.latchkey.dev")
+	g.Expect(err).To(MatchError(ContainSubstring("NotFound")))
+	connect()
+	run("uninstall", "latchkey")
+	g.Expect(secret("fleet-ca")).To(Equal(authority), "an uninstall leaves what is not its own")
 }
