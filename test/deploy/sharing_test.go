@@ -2,6 +2,7 @@ package deploy
 
 import (
 	"encoding/json"
+	"fmt"
 	"os"
 	"testing"
 
@@ -10,11 +11,19 @@ import (
 	"github.com/latchkey-dev/latchkey/test/support/deployment"
 )
 
-// The permissions of a shard suffice: for its Lease, and to remove the sharder's labels.
+// The permissions of a shard suffice: for its Lease, and to remove the sharder's labels; with one
+// view of all shards, also for that.
 func TestRing(t *testing.T) {
+	for name, view := range map[string]bool{"alone": false, "with one view": true} {
+		t.Run(name, func(t *testing.T) { testRing(t, view) })
+	}
+}
+
+func testRing(t *testing.T, view bool) {
+	t.Helper()
 	g := NewWithT(t)
 	cp := start(t)
-	manifests, err := render(t, "-f", "testdata/ring.values.yaml")
+	manifests, err := render(t, "-f", "testdata/ring.values.yaml", "--set", fmt.Sprint("stateAPI.enabled=", view))
 	g.Expect(err).NotTo(HaveOccurred())
 	_, err = cp.KubectlInput(t.Context(), manifests, "apply", "-f", "-")
 	g.Expect(err).NotTo(HaveOccurred())
@@ -47,6 +56,12 @@ func TestRing(t *testing.T) {
 	g.Eventually(m.Log).WithTimeout(patience).Should(ContainSubstring(`"msg":"Connected"`))
 	g.Expect(cp.Kubectl(t.Context(), "get", "lease", "latchkey", "-n", namespace, "-o",
 		"jsonpath={.spec.holderIdentity}")).To(Equal("shards of ring apps"), "no leader can take it")
+	if view {
+		g.Eventually(func() (string, error) {
+			return cp.Kubectl(t.Context(), "get", "endpointslice", "latchkey-state-leader", "-n", namespace, "-o",
+				"jsonpath={.endpoints[0].addresses[0]}")
+		}).WithTimeout(patience).Should(Equal("192.0.2.1"), "this replica serves the view")
+	}
 	_, err = cp.Kubectl(t.Context(), "label", "apps.example.com", "blue", "-n", "team-blue",
 		"drain.alpha.sharding.timebertt.dev/apps=true")
 	g.Expect(err).NotTo(HaveOccurred())
@@ -57,6 +72,10 @@ func TestRing(t *testing.T) {
 	m.Stop()
 	g.Expect(cp.Kubectl(t.Context(), "get", "lease", shard, "-n", namespace, "-o",
 		"jsonpath={.spec.holderIdentity}")).To(BeEmpty(), "it has released its Lease")
+	if view { // no permission lacks, and TestInstall shows for buckets that each is used
+		g.Expect(deployment.CheckPermissions(cp.AuditLog(), objects)).NotTo(MatchError(ContainSubstring("denied: ")))
+		return
+	}
 	// No permission lacks, and each is used. Extensions may be in any namespace.
 	g.Expect(deployment.CheckPermissions(cp.AuditLog(), objects)).To(MatchError("permissions of " + m.User +
 		":\nused in single namespaces only: ClusterRole/latchkey rule 0: patch apps.example.com"))
