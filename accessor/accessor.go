@@ -60,10 +60,11 @@ type identityAccessor struct {
 	seenProblems string      // as problemsChanged saw them last
 }
 
-func newAccessor(set *Set, key client.ObjectKey, lease *fence.Term) *identityAccessor {
-	now := time.Now()
+func newAccessor(set *Set, object client.Object, lease *fence.Term) *identityAccessor {
+	now, key := time.Now(), client.ObjectKeyFromObject(object)
 	a := &identityAccessor{
 		key:     key,
+		object:  object,
 		set:     set,
 		lease:   lease,
 		term:    lease,
@@ -265,17 +266,11 @@ func (a *identityAccessor) belongsTo(object client.Object, lease *fence.Term) bo
 	if a.lease != lease {
 		return false
 	}
-	last := a.lastObject()
-	return last == nil || last.GetUID() == object.GetUID()
+	return a.uid() == object.GetUID()
 }
 
-// uid returns the UID of the extension, "" before the first reconcile.
-func (a *identityAccessor) uid() types.UID {
-	if object := a.lastObject(); object != nil {
-		return object.GetUID()
-	}
-	return ""
-}
+// uid returns the UID of the extension.
+func (a *identityAccessor) uid() types.UID { return a.lastObject().GetUID() }
 
 func (a *identityAccessor) lastObject() client.Object {
 	a.mu.Lock()

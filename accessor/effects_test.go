@@ -47,7 +47,7 @@ func TestEffectsOnSecrets(t *testing.T) {
 		Client:         ClientOptions{Config: rest.Config{Timeout: time.Hour}},
 	})
 	defer set.end(nil)
-	a := newAccessor(set, client.ObjectKey{Name: "red"}, nil)
+	a := newAccessor(set, &metav1.PartialObjectMetadata{ObjectMeta: metav1.ObjectMeta{Name: "red"}}, nil)
 	membership, err := set.shared.targets.Join(&rest.Config{Host: "https://here:6443"}, nil, &targets.Policy{})
 	g.Expect(err).NotTo(HaveOccurred())
 	defer membership.Leave()

@@ -26,7 +26,7 @@ const answerTimeout = 2 * time.Second
 // One that exists, and is not this replica's any more, is noted before. The caller holds a's mu.
 func (s *Set) unregister(a *identityAccessor, notOwned bool) {
 	s.draining.Store(a, struct{}{}) // before it is unknown, so that GiveUp sees it here or there
-	if current, _ := s.byKey.Load(a.key); current == a && notOwned && a.object != nil {
+	if current, _ := s.byKey.Load(a.key); current == a && notOwned {
 		s.noteNotOwned(a.key, notOwnedOf(a.object))
 	}
 	s.byKey.Compute(a.key, func(current *identityAccessor, _ bool) (*identityAccessor, xsync.ComputeOp) {
@@ -102,7 +102,7 @@ func (s *Set) GiveUp(ctx context.Context, share func(client.Object) bool) error 
 	var ending errgroup.Group
 	ending.SetLimit(giveUpConcurrency)
 	s.each(func(a *identityAccessor) {
-		if object := a.lastObject(); object != nil && share(object) {
+		if share(a.lastObject()) {
 			ending.Go(func() error {
 				a.leave(lifecycle.GiveUp{Cause: errGivenUp})
 				return nil
@@ -113,7 +113,7 @@ func (s *Set) GiveUp(ctx context.Context, share func(client.Object) bool) error 
 	var err error
 	s.draining.Range(func(key, _ any) bool {
 		a := key.(*identityAccessor)
-		if object := a.lastObject(); object == nil || !share(object) {
+		if !share(a.lastObject()) {
 			return true
 		}
 		select {

@@ -16,7 +16,7 @@ const MuteAnnotation = "latchkey.dev/mute"
 
 // mutedHereLocked returns the extension's own MuteAnnotation. The caller holds mu.
 func (a *identityAccessor) mutedHereLocked() string {
-	if a.object == nil || a.set.options.IgnoreMuteAnnotation {
+	if a.set.options.IgnoreMuteAnnotation {
 		return ""
 	}
 	return a.object.GetAnnotations()[MuteAnnotation]

@@ -155,9 +155,7 @@ func (r *registry) Object(key client.ObjectKey) client.Object {
 func (r *registry) Objects() []client.Object {
 	var objects []client.Object
 	r.each(func(a *identityAccessor) {
-		if object := a.lastObject(); object != nil {
-			objects = append(objects, object)
-		}
+		objects = append(objects, a.lastObject())
 	})
 	return objects
 }

@@ -254,7 +254,7 @@ func (s *Set) Reconcile(object client.Object, resolution identity.Resolution, er
 	default: // the object was deleted and created again between two reconciles
 		found.leave(lifecycle.Removed{Why: lifecycle.Deleted})
 	}
-	a := newAccessor(s, key, lease)
+	a := newAccessor(s, object, lease)
 	s.byKey.Store(key, a)
 	s.notOwned.Delete(key)
 	if s.life.Err() != nil { // the set has ended; if the set ends later, shutdown finds the accessor

@@ -90,10 +90,9 @@ func (a *identityAccessor) stateLocked() State {
 	state := State{
 		Snapshot:  a.machine.Snapshot(time.Now(), a.observedLocked()),
 		Extension: a.key,
+		UID:       a.object.GetUID(),
+		Created:   a.object.GetCreationTimestamp().Time,
 		Term:      term.Count(a.lease),
-	}
-	if a.object != nil {
-		state.UID, state.Created = a.object.GetUID(), a.object.GetCreationTimestamp().Time
 	}
 	if a.membership != nil {
 		state.Target = a.membership.Host()
@@ -117,7 +116,7 @@ func (a *identityAccessor) unhealthy() (object client.Object, since time.Time, u
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	snap := a.machine.Snapshot(time.Now(), a.observedLocked())
-	if a.object == nil || snap.Proven {
+	if snap.Proven {
 		return nil, time.Time{}, false
 	}
 	return a.object, snap.LastSuccess, true

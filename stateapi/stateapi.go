@@ -314,9 +314,6 @@ func (s *StateAPI) update(ctx context.Context, key client.ObjectKey) {
 			known = false
 		}
 	}
-	if s.fleet != nil && known && state.UID == "" {
-		return // it has come here a moment ago, and its first reconcile follows
-	}
 	var row *v1alpha1.Connection
 	var scopes []*v1alpha1.Scope
 	if known {
