@@ -14,6 +14,7 @@ import (
 
 	"github.com/latchkey-dev/latchkey/fence"
 	"github.com/latchkey-dev/latchkey/internal/holding"
+	"github.com/latchkey-dev/latchkey/stateapi/internal/trust"
 )
 
 // servingTimes are those of the Lease by which one replica serves. It is short: while the replica
@@ -90,13 +91,18 @@ func (f *fleet) serveInTurn(ctx context.Context, failed <-chan error) (err error
 // otherwise as soon as another replica serves.
 func (f *fleet) serve(ctx context.Context, running *sync.WaitGroup) (failed <-chan error) {
 	errs := make(chan error, 1)
-	server, err := f.api.newServer(f.api.options.Server, f.merged.connections(), f.merged.scopes)
+	life, end := context.WithCancel(context.WithoutCancel(ctx))
+	options := f.api.options.Server
+	if leaf, ok := options.Certificate.(*trust.Leaf); ok { // which outlives the server
+		options.Certificate = leaf.While(life)
+	}
+	server, err := f.api.newServer(options, f.merged.connections(), f.merged.scopes)
 	if err != nil {
+		end()
 		errs <- err
 		return errs
 	}
 	log.FromContext(ctx).Info("Serves the state API for all replicas")
-	life, end := context.WithCancel(context.WithoutCancel(ctx))
 	running.Go(func() {
 		defer end()
 		<-ctx.Done()

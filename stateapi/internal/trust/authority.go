@@ -39,11 +39,17 @@ type Authority struct {
 
 	mu        sync.Mutex
 	ring      keyring                        // guarded by mu
-	roots     []*x509.Certificate            // guarded by mu; those of ring, and of what was read before
+	roots     []root                         // guarded by mu; those of ring, and of what was read before
 	bundle    []byte                         // guarded by mu; roots
 	listeners []dynamiccertificates.Listener // guarded by mu
 	leaves    []*Leaf                        // guarded by mu
 	changed   chan struct{}                  // guarded by mu; closed when the roots change
+}
+
+// root is an authority that is trusted.
+type root struct {
+	certificate *x509.Certificate
+	gone        time.Time // when the Secret was first read without it; zero if it has it
 }
 
 // New returns an Authority. New sends no request.
@@ -139,7 +145,8 @@ func (a *Authority) step(ctx context.Context, secret *corev1.Secret, ring keyrin
 	return next, nil
 }
 
-// take makes the keyring the current one. What was trusted before is trusted until it expires.
+// take makes the keyring the current one. What the Secret does not have any more is trusted for
+// Overlap: other replicas may not have read the Secret yet.
 func (a *Authority) take(ring keyring, now time.Time) {
 	listeners := a.replace(ring, now)
 	a.renewLeaves(now)
@@ -163,9 +170,8 @@ func (a *Authority) replace(ring keyring, now time.Time) (listeners []dynamiccer
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	a.ring = ring
-	ring.trusted = append(ring.trusted[:len(ring.trusted):len(ring.trusted)], a.roots...)
-	a.roots = ring.roots(now)
-	if bundle := encode(a.roots); !bytes.Equal(bundle, a.bundle) {
+	a.roots = a.options.follow(a.roots, ring.roots(now), now)
+	if bundle := encode(certificatesOf(a.roots)); !bytes.Equal(bundle, a.bundle) {
 		a.bundle, listeners = bundle, slices.Clone(a.listeners)
 		close(a.changed)
 		a.changed = make(chan struct{})
@@ -194,7 +200,7 @@ func (a *Authority) Pool() (pool *x509.CertPool, changed <-chan struct{}) {
 	defer a.mu.Unlock()
 	pool = x509.NewCertPool()
 	for _, root := range a.roots {
-		pool.AddCert(root)
+		pool.AddCert(root.certificate)
 	}
 	return pool, a.changed
 }
@@ -223,4 +229,11 @@ func (a *Authority) AddListener(listener dynamiccertificates.Listener) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	a.listeners = append(a.listeners, listener)
+}
+
+func certificatesOf(roots []root) (list []*x509.Certificate) {
+	for _, r := range roots {
+		list = append(list, r.certificate)
+	}
+	return list
 }

@@ -16,6 +16,8 @@
 //   - A new authority is trusted by all replicas before one of them has a certificate of it, and
 //     the earlier one until it expires. [Times] say when.
 //   - The Secret may be another program's, such as cert-manager's. Then the replicas only read it.
-//     They trust what they have read before until it expires; a replica that starts just after a
-//     change does not know of it, until the others have read the change, too.
+//     They trust what it had before for ten minutes more; a replica that starts just after a change
+//     does not know of that, until the others have read the change, too.
+//   - An authority that is compromised is removed from the Secret: then it is trusted for those ten
+//     minutes, by a replica that starts not at all.
 package trust

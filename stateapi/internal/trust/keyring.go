@@ -118,6 +118,26 @@ type Times struct {
 // DefaultTimes are the times of a fleet.
 func DefaultTimes() Times { return Times{Lifetime: 90 * 24 * time.Hour, Overlap: 10 * time.Minute} }
 
+// follow returns what is trusted when the Secret has these certificates, and others were trusted
+// before.
+func (t Times) follow(before []root, has []*x509.Certificate, now time.Time) (next []root) {
+	for _, c := range has {
+		next = append(next, root{certificate: c})
+	}
+	for _, r := range before {
+		if slices.ContainsFunc(has, r.certificate.Equal) || !now.Before(r.certificate.NotAfter) {
+			continue
+		}
+		if r.gone.IsZero() {
+			r.gone = now
+		}
+		if now.Sub(r.gone) < t.Overlap {
+			next = append(next, r)
+		}
+	}
+	return next
+}
+
 // step returns the keyring that the Secret should have. changed reports whether it is another one.
 func (t Times) step(k keyring, now time.Time, create func() (*certs.Authority, error)) (next keyring, changed bool,
 	err error) {

@@ -22,6 +22,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apiserver/pkg/server/dynamiccertificates"
 	corev1client "k8s.io/client-go/kubernetes/typed/core/v1"
 
 	"github.com/latchkey-dev/latchkey/internal/certs"
@@ -466,7 +467,8 @@ func TestExpiredReadOnly(t *testing.T) {
 	})
 }
 
-// Another program replaces the authority: those who knew the earlier one trust it until it expires.
+// Another program replaces the authority: those who knew the earlier one trust it until all have
+// read the Secret, and no longer.
 func TestReplacedReadOnly(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g := NewWithT(t)
@@ -490,12 +492,43 @@ func TestReplacedReadOnly(t *testing.T) {
 		a.reads(t)
 		g.Expect(changed).NotTo(BeClosed(), "nothing is new")
 		g.Expect(notified).To(Equal(1))
-		time.Sleep(31 * day)
+		time.Sleep(DefaultTimes().Overlap - time.Second)
+		a.reads(t)
+		g.Expect(a.roots).To(HaveLen(2))
+		time.Sleep(time.Second)
 		a.reads(t)
 		g.Expect(a.roots).To(HaveLen(1))
 		g.Expect(notified).To(Equal(2))
+		g.Expect(a.trusts(b.leaf)).To(Succeed())
 	})
 }
+
+// A server that has ended is not notified, nor kept.
+func TestLeafWhile(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		g := NewWithT(t)
+		leaf, err := NewLeaf("a", newAuthority(t, 30*day), "a.example.com")
+		g.Expect(err).NotTo(HaveOccurred())
+		var always, once int
+		leaf.AddListener(&counting{&always})
+		ctx, cancel := context.WithCancel(t.Context())
+		server := leaf.While(ctx)
+		server.(dynamiccertificates.Notifier).AddListener(&counting{&once})
+		time.Sleep(validFor)
+		g.Expect(leaf.RenewIfDue(time.Now())).To(Succeed())
+		g.Expect([]int{always, once}).To(Equal([]int{1, 1}))
+		cancel()
+		synctest.Wait()
+		time.Sleep(validFor)
+		g.Expect(leaf.RenewIfDue(time.Now())).To(Succeed())
+		g.Expect([]int{always, once}).To(Equal([]int{2, 1}))
+		g.Expect(leaf.listeners).To(HaveLen(1))
+	})
+}
+
+type counting struct{ n *int }
+
+func (c *counting) Enqueue() { *c.n++ }
 
 type listener func()
 
