@@ -197,6 +197,9 @@ func received(c *v1alpha1.Connection, replica string) *v1alpha1.Connection {
 
 func (m *merged) sayLocked(replica string, scope *v1alpha1.Scope) (key client.ObjectKey) {
 	key = client.ObjectKey{Namespace: scope.Namespace, Name: scope.Status.Extension}
+	if scope.Name != nameOfScope(key.Name, scope.Status.Selection, scope.Status.Representation) {
+		return key // it would take the place of another extension's
+	}
 	scope.ResourceVersion = ""
 	said := m.saidLocked(replica)
 	if said[key] == nil {

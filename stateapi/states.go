@@ -271,9 +271,12 @@ const (
 
 // scopeName returns the name of a scope, which is the same in every process.
 func scopeName(extension string, scope clustercache.ScopeState) string {
-	selection := selectionOf(scope.GVK, scope.Scope)
+	return nameOfScope(extension, selectionOf(scope.GVK, scope.Scope), string(scope.Representation))
+}
+
+func nameOfScope(extension string, selection v1alpha1.Selection, representation string) string {
 	sum := sha256.Sum256([]byte(strings.Join([]string{extension, selection.APIVersion, selection.Kind, selection.Namespace,
-		selection.LabelSelector, selection.FieldSelector, string(scope.Representation)}, "\x00")))
+		selection.LabelSelector, selection.FieldSelector, representation}, "\x00")))
 	if longest := maxName - shortHash - 1; len(extension) > longest {
 		extension = strings.TrimRight(extension[:longest], "-.")
 	}

@@ -1,10 +1,12 @@
 package peers
 
 import (
+	"cmp"
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
 	"net/netip"
+	"slices"
 	"strings"
 	"time"
 
@@ -66,11 +68,46 @@ func (o *Options) memberOf(lease *coordinationv1.Lease) (m member, ok bool) {
 		return m, false
 	}
 	address, err := netip.ParseAddrPort((*lease.Spec.HolderIdentity)[at+1:])
-	if err != nil {
+	if err != nil || address.Port() == 0 || address.Addr().IsUnspecified() || address.Addr().IsMulticast() {
 		return m, false
 	}
 	m = member{lease: lease.Name, identity: (*lease.Spec.HolderIdentity)[:at], address: address}
-	return m, m.lease == o.leaseName(m.identity)
+	return m, m.identity != "" && m.lease == o.leaseName(m.identity)
+}
+
+// maxMembers is how many replicas are followed. More Leases than that are not those of replicas.
+const maxMembers = 100
+
+// membersOf returns the members whose Leases they are, but this replica, by identity. Of more than
+// maxMembers, those that are heard come first, and then those that are the oldest.
+func (o *Options) membersOf(leases []*coordinationv1.Lease, isHeard func(identity string) bool) (
+	members map[string]member, left int) {
+	type candidate struct {
+		member
+		heard   bool
+		created time.Time
+	}
+	var all []candidate
+	for _, lease := range leases {
+		if m, ok := o.memberOf(lease); ok && m.identity != o.Identity {
+			all = append(all, candidate{m, isHeard(m.identity), lease.CreationTimestamp.Time})
+		}
+	}
+	slices.SortFunc(all, func(x, y candidate) int {
+		switch {
+		case x.heard != y.heard && x.heard:
+			return -1
+		case x.heard != y.heard:
+			return 1
+		}
+		return cmp.Or(x.created.Compare(y.created), cmp.Compare(x.lease, y.lease))
+	})
+	left = max(0, len(all)-maxMembers)
+	members = make(map[string]member, len(all)-left)
+	for _, c := range all[:len(all)-left] {
+		members[c.identity] = c.member
+	}
+	return members, left
 }
 
 // announce keeps the Lease of this replica until ctx is done, and calls in with the term in which

@@ -6,6 +6,7 @@ import (
 	"math"
 	"net"
 	"net/http"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -145,6 +146,10 @@ var errSilent = errors.New("it gives no answer: look at its Pod, and at the netw
 // reason returns why a peer is not heard, and what to do about it.
 func reason(err error) string {
 	text := err.Error()
+	var network *net.OpError
+	if errors.As(err, &network) && network.Source != nil { // has a port of this process, another one each time
+		text = strings.ReplaceAll(text, network.Source.String()+"->", "")
+	}
 	var unverified *tls.CertificateVerificationError
 	if errors.As(err, &unverified) {
 		text = "what answers there is not that member of the fleet, and got no credential: " + text
@@ -174,6 +179,8 @@ func (p *peer) connect(ctx context.Context, failed func(error)) {
 		ForceAttemptHTTP2:     true,
 	}
 	defer transport.CloseIdleConnections()
+	received := &bounded{RoundTripper: transport, full: cancel}
+	received.left.Store(options.MaxReceived)
 	client, err := rest.RESTClientForConfigAndClient(&rest.Config{
 		Host:    "https://" + p.member.address.String(),
 		APIPath: "/apis",
@@ -182,7 +189,10 @@ func (p *peer) connect(ctx context.Context, failed func(error)) {
 			GroupVersion:         &options.Group,
 			NegotiatedSerializer: serializer.NewCodecFactory(options.Scheme).WithoutConversion(),
 		},
-	}, &http.Client{Transport: transport})
+	}, &http.Client{
+		Transport:     received,
+		CheckRedirect: func(*http.Request, []*http.Request) error { return errors.New("it leads elsewhere") },
+	})
 	if err != nil {
 		failed(err)
 		return
@@ -214,7 +224,10 @@ func (p *peer) connect(ctx context.Context, failed func(error)) {
 			}
 		})
 	}
-	p.await(ctx, changed)
+	before := p.heardAt()
+	if p.await(ctx, changed); received.isFull() && p.heardAt() == before {
+		failed(errTooMuch)
+	}
 }
 
 // await returns when ctx is done, the peer is silent, or others are trusted.

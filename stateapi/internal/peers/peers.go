@@ -1,12 +1,14 @@
 package peers
 
 import (
+	"cmp"
 	"context"
 	"net/netip"
 	"sync"
 	"time"
 
 	"github.com/pkg/errors"
+	"golang.org/x/sync/semaphore"
 	coordinationv1 "k8s.io/api/coordination/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -15,6 +17,7 @@ import (
 	coordinationclient "k8s.io/client-go/kubernetes/typed/coordination/v1"
 	"k8s.io/client-go/rest"
 	toolscache "k8s.io/client-go/tools/cache"
+	ctrl "sigs.k8s.io/controller-runtime"
 
 	"github.com/latchkey-dev/latchkey/fence"
 	"github.com/latchkey-dev/latchkey/internal/holding"
@@ -39,6 +42,8 @@ type Options struct {
 	Authority *trust.Authority
 	// Silence is how long a peer may say nothing before it is connected anew.
 	Silence time.Duration
+	// MaxReceived is how many bytes are received from a peer over one connection. Defaults to 256 MiB.
+	MaxReceived int64
 	holding.Times
 }
 
@@ -71,11 +76,12 @@ type Peers struct {
 
 	mu    sync.Mutex
 	known map[string]*peer // guarded by mu; by identity
+	left  int              // guarded by mu; how many members were too many
 }
 
 // New returns the peers of a replica. New sends no request.
 func New(config *rest.Config, options Options, listener Listener) (*Peers, error) {
-	options.Times = options.WithDefaults()
+	options.Times, options.MaxReceived = options.WithDefaults(), cmp.Or(options.MaxReceived, maxReceived)
 	if err := options.Validate(); err != nil {
 		return nil, err
 	}
@@ -153,7 +159,7 @@ func (p *Peers) follow(ctx context.Context) {
 	watching.Go(func() { informer.RunWithContext(ctx) })
 	tick := time.NewTicker(p.options.RetryPeriod)
 	defer tick.Stop()
-	synced := false
+	synced, removing := false, semaphore.NewWeighted(1)
 	for {
 		var old []*coordinationv1.Lease
 		if synced = synced || informer.HasSynced(); synced {
@@ -165,25 +171,39 @@ func (p *Peers) follow(ctx context.Context) {
 		case event := <-events:
 			event(time.Now())
 		case <-tick.C:
-			for _, lease := range old {
-				p.remove(ctx, lease.Name, metav1.DeleteOptions{
-					Preconditions: &metav1.Preconditions{UID: &lease.UID, ResourceVersion: &lease.ResourceVersion}})
+			if len(old) > 0 && removing.TryAcquire(1) { // which may take as long as the API server is away
+				p.running.Go(func() {
+					defer removing.Release(1)
+					p.removeAll(ctx, old)
+				})
 			}
 		}
+	}
+}
+
+// removeAll deletes Leases that are still as they were seen.
+func (p *Peers) removeAll(ctx context.Context, leases []*coordinationv1.Lease) {
+	for _, lease := range leases {
+		p.remove(ctx, lease.Name, metav1.DeleteOptions{
+			Preconditions: &metav1.Preconditions{UID: &lease.UID, ResourceVersion: &lease.ResourceVersion}})
 	}
 }
 
 // meet connects the members, and forgets others.
 func (p *Peers) meet(ctx context.Context, now time.Time) (old []*coordinationv1.Lease) {
 	current, old := p.observed.current(now)
-	members := map[string]member{}
-	for _, lease := range current {
-		if m, ok := p.options.memberOf(lease); ok && m.identity != p.options.Identity {
-			members[m.identity] = m
-		}
-	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
+	members, left := p.options.membersOf(current, func(identity string) bool {
+		known := p.known[identity]
+		return known != nil && known.isHeard(now)
+	})
+	if left > 0 && p.left == 0 {
+		ctrl.LoggerFrom(ctx).Info("There are more Leases of replicas than a fleet has, and some are not followed. "+
+			"Look at who may write Leases in the namespace", "namespace", p.options.Namespace, "selector",
+			FleetLabel+"="+p.options.Name, "followed", maxMembers, "others", left)
+	}
+	p.left = left
 	identities := make([]string, 0, len(members))
 	for identity, m := range members {
 		identities = append(identities, identity)

@@ -7,19 +7,25 @@ import (
 	"fmt"
 	"io"
 	"log"
+	"maps"
+	"math/rand/v2"
 	"net"
 	"net/http"
 	"net/http/httptest"
 	"net/netip"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
+	"syscall"
 	"testing"
 	"time"
 
 	"github.com/go-logr/logr"
 	"github.com/go-logr/logr/funcr"
 	. "github.com/onsi/gomega"
+	"github.com/pkg/errors"
 	"go.uber.org/goleak"
 	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
@@ -68,15 +74,16 @@ func fleetOf(t *testing.T, name string) (*Peers, *certs.Authority) {
 	scheme.AddKnownTypes(group, &corev1.ConfigMap{}, &corev1.ConfigMapList{})
 	p := &Peers{
 		options: Options{
-			Name:      name,
-			Namespace: "ns",
-			Identity:  "me",
-			Group:     group,
-			Resources: map[string]runtime.Object{"connections": &corev1.ConfigMap{}},
-			Scheme:    scheme,
-			Authority: authority,
-			Silence:   time.Second,
-			Times:     holding.Times{}.WithDefaults(),
+			Name:        name,
+			Namespace:   "ns",
+			Identity:    "me",
+			Group:       group,
+			Resources:   map[string]runtime.Object{"connections": &corev1.ConfigMap{}},
+			Scheme:      scheme,
+			Authority:   authority,
+			Silence:     time.Second,
+			Times:       holding.Times{}.WithDefaults(),
+			MaxReceived: 1 << 20,
 		},
 		listener: &heard{},
 		known:    map[string]*peer{},
@@ -249,19 +256,9 @@ func TestNoTLS(t *testing.T) {
 func TestHeard(t *testing.T) {
 	g := NewWithT(t)
 	p, authority := fleetOf(t, "fleet")
-	certificate, key, err := authority.Issue(certs.Request{
-		Hosts:    []string{p.options.ServerName("you")},
-		Peer:     true,
-		ValidFor: time.Hour,
-	})
-	g.Expect(err).NotTo(HaveOccurred())
-	pair, err := tls.X509KeyPair(certificate, key)
-	g.Expect(err).NotTo(HaveOccurred())
-	roots := x509.NewCertPool()
-	roots.AddCert(authority.Certificate())
 	var mu sync.Mutex
 	lists, says := 0, make(chan string)
-	server := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
+	address := memberAt(t, p, authority, "you", func(w http.ResponseWriter, req *http.Request) {
 		w.Header().Set("Content-Type", "application/json")
 		if req.URL.Query().Get("watch") == "" {
 			mu.Lock()
@@ -286,16 +283,8 @@ func TestHeard(t *testing.T) {
 				_ = http.NewResponseController(w).Flush()
 			}
 		}
-	}))
-	server.TLS = &tls.Config{
-		Certificates: []tls.Certificate{pair},
-		ClientAuth:   tls.RequireAndVerifyClientCert,
-		ClientCAs:    roots,
-	}
-	server.EnableHTTP2 = true
-	server.StartTLS()
-	t.Cleanup(server.Close)
-	follow(t, p, "you", server.Listener.Addr().String())
+	})
+	follow(t, p, "you", address)
 	notes := func() []string { return p.listener.(*heard).all() }
 	g.Eventually(notes).WithTimeout(patience).Should(ContainElements("you has 1 connections", "heard you"))
 	before := len(notes())
@@ -329,6 +318,8 @@ func TestMemberOf(t *testing.T) {
 	for _, wrong := range []*coordinationv1.Lease{
 		lease(o.leaseName("other"), holder("pod_1 2", m.address)),
 		lease(mine, "pod_1 2"), lease(mine, ""), lease(mine, "pod_1 2 host:1"), lease(mine, "pod_1 2 10.0.0.1"),
+		lease(mine, "pod_1 2 10.0.0.1:0"), lease(mine, "pod_1 2 0.0.0.0:1"), lease(mine, "pod_1 2 224.0.0.1:1"),
+		lease(o.leaseName(""), " 10.0.0.1:1"),
 		{ObjectMeta: metav1.ObjectMeta{Name: mine}},
 	} {
 		_, ok := o.memberOf(wrong)
@@ -341,6 +332,129 @@ func TestMemberOf(t *testing.T) {
 		"x." + o.ServerName("pod_1 2"), ""} {
 		g.Expect(p.IsMember(name)).To(BeFalse(), name)
 	}
+}
+
+// Of more Leases than a fleet has replicas, those that are heard and those that are the oldest are
+// followed.
+func TestMembersOf(t *testing.T) {
+	g := NewWithT(t)
+	o := Options{Name: "fleet", Namespace: "ns", Identity: "0"}
+	var leases []*coordinationv1.Lease
+	begin := time.Now()
+	for n := range maxMembers + 11 { // the first one is this replica's
+		identity := strconv.Itoa(n)
+		text := holder(identity, netip.MustParseAddrPort("10.0.0.1:1"))
+		leases = append(leases, &coordinationv1.Lease{
+			ObjectMeta: metav1.ObjectMeta{
+				Name:              o.leaseName(identity),
+				CreationTimestamp: metav1.NewTime(begin.Add(time.Duration(n) * time.Second)),
+			},
+			Spec: coordinationv1.LeaseSpec{HolderIdentity: &text},
+		})
+	}
+	newest := strconv.Itoa(maxMembers + 10)
+	rand.Shuffle(len(leases), func(i, j int) { leases[i], leases[j] = leases[j], leases[i] })
+	members, left := o.membersOf(leases, func(identity string) bool { return identity == newest })
+	g.Expect(left).To(Equal(10))
+	want := []string{newest}
+	for n := range maxMembers - 1 {
+		want = append(want, strconv.Itoa(n+1))
+	}
+	g.Expect(slices.Collect(maps.Keys(members))).To(ConsistOf(want))
+}
+
+// memberAt starts a server that is a member of the fleet.
+func memberAt(t *testing.T, p *Peers, authority *certs.Authority, identity string, handler http.HandlerFunc) string {
+	t.Helper()
+	g := NewWithT(t)
+	certificate, key, err := authority.Issue(certs.Request{
+		Hosts:    []string{p.options.ServerName(identity)},
+		Peer:     true,
+		ValidFor: time.Hour,
+	})
+	g.Expect(err).NotTo(HaveOccurred())
+	pair, err := tls.X509KeyPair(certificate, key)
+	g.Expect(err).NotTo(HaveOccurred())
+	roots := x509.NewCertPool()
+	roots.AddCert(authority.Certificate())
+	server := httptest.NewUnstartedServer(handler)
+	server.TLS = &tls.Config{
+		Certificates: []tls.Certificate{pair},
+		ClientAuth:   tls.RequireAndVerifyClientCert,
+		ClientCAs:    roots,
+	}
+	server.EnableHTTP2 = true
+	server.StartTLS()
+	t.Cleanup(server.Close)
+	return server.Listener.Addr().String()
+}
+
+// A member that never ends what it says takes no more memory than one that has many extensions, and
+// the log says so.
+func TestEndless(t *testing.T) {
+	for name, tc := range map[string]struct {
+		says string
+		mode string
+	}{
+		"a list": {`{"metadata": {"name": "red"}},`, "list"},
+		"a stream of its own": {`{"type": "ADDED", "object": {"kind": "ConfigMap",
+			"apiVersion": "state.latchkey.dev/v1alpha1", "metadata": {"name": "red"}}}`, "watch"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			g := NewWithT(t)
+			p, authority := fleetOf(t, "fleet")
+			var sent atomic.Int64
+			address := memberAt(t, p, authority, "you", func(w http.ResponseWriter, req *http.Request) {
+				w.Header().Set("Content-Type", "application/json")
+				switch watches := req.URL.Query().Get("watch") != ""; {
+				case watches && tc.mode == "list":
+					w.WriteHeader(http.StatusUnprocessableEntity)
+					return
+				case !watches:
+					_, _ = fmt.Fprint(w, `{"kind": "ConfigMapList", "apiVersion": "state.latchkey.dev/v1alpha1", "items": [`)
+				}
+				for {
+					n, err := fmt.Fprint(w, tc.says)
+					if sent.Add(int64(n)); err != nil {
+						return
+					}
+				}
+			})
+			logged := follow(t, p, "you", address)
+			g.Eventually(logged).WithTimeout(patience).Should(ContainSubstring("it sends more than a replica has"))
+			g.Expect(sent.Load()).To(BeNumerically(">=", p.options.MaxReceived))
+			g.Expect(strings.Count(logged(), "it sends more")).To(Equal(1))
+			g.Expect(p.listener.(*heard).all()).To(BeEmpty())
+		})
+	}
+}
+
+// A member leads nowhere else.
+func TestRedirects(t *testing.T) {
+	g := NewWithT(t)
+	p, authority := fleetOf(t, "fleet")
+	var elsewhere atomic.Int32
+	to := memberAt(t, p, authority, "you", func(http.ResponseWriter, *http.Request) { elsewhere.Add(1) })
+	logged := follow(t, p, "you", memberAt(t, p, authority, "you", func(w http.ResponseWriter, req *http.Request) {
+
+		http.Redirect(w, req, "https://"+to+req.URL.Path, http.StatusTemporaryRedirect)
+	}))
+	g.Eventually(logged).WithTimeout(patience).Should(ContainSubstring("it leads elsewhere"))
+	g.Expect(elsewhere.Load()).To(BeZero())
+}
+
+// What is said of a try has no port of this process, which is another one each time.
+func TestReason(t *testing.T) {
+	g := NewWithT(t)
+	err := errors.WithMessage(&net.OpError{
+		Op:     "read",
+		Net:    "tcp",
+		Source: net.TCPAddrFromAddrPort(netip.MustParseAddrPort("10.0.0.1:54321")),
+		Addr:   net.TCPAddrFromAddrPort(netip.MustParseAddrPort("10.0.0.2:6444")),
+		Err:    syscall.ECONNRESET,
+	}, "listing")
+	g.Expect(err.Error()).To(ContainSubstring("54321"))
+	g.Expect(reason(err)).To(Equal("listing: read tcp 10.0.0.2:6444: connection reset by peer"))
 }
 
 // A Lease has expired when it was not seen to change for its duration, whatever it says.
