@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"slices"
 	"strings"
 	"text/tabwriter"
 	"time"
@@ -22,6 +23,7 @@ import (
 	"github.com/latchkey-dev/latchkey/clustercache"
 	"github.com/latchkey-dev/latchkey/internal/untrusted"
 	"github.com/latchkey-dev/latchkey/scopedcache"
+	"github.com/latchkey-dev/latchkey/stateapi/v1alpha1"
 )
 
 // checkInterval is how often check looks at the states.
@@ -34,14 +36,22 @@ func runCheck(ctx context.Context, args []string) error {
 	flags := flag.NewFlagSet("latchkey check", flag.ContinueOnError)
 	m.onlyLooks = true
 	m.bind(flags)
+	var running servedFlags
+	running.bind(flags)
 	once := flags.Bool("once", false, "print the states once and exit; otherwise print them again at each change")
 	patience := flags.Duration("patience", 30*time.Second, "how long to wait until every extension has a result")
 	restConfig, options, err := m.parse(flags, args)
 	if restConfig == nil {
 		return err
 	}
+	if err := running.validate(flags); err != nil {
+		return err
+	}
 	ctrl.SetLogger(logr.Discard()) // the states have the errors
 	klog.SetLogger(logr.Discard())
+	if running.enabled {
+		return running.check(ctx, restConfig, *once, *patience)
+	}
 	return m.check(ctx, restConfig, options, *once, *patience)
 }
 
@@ -159,17 +169,49 @@ func (c *checker) print(states []clustercache.ConnectionState) {
 }
 
 // text returns the states as a table.
-func text(states []clustercache.ConnectionState) string {
-	var out strings.Builder
-	table := tabwriter.NewWriter(&out, 0, 0, 3, ' ', 0)
-	fmt.Fprintln(table, "EXTENSION\tIDENTITY\tSTATE\tREASON\tMESSAGE")
-	for _, state := range states {
-		key := strings.TrimPrefix(state.Extension.String(), "/")
+func text(states []clustercache.ConnectionState) string { return table(rowsOf(states)) }
+
+// checked is a line of the table.
+type checked struct {
+	extension, identity, state, reason, replica, message string
+}
+
+func rowsOf(states []clustercache.ConnectionState) []checked {
+	rows := make([]checked, len(states))
+	for i, state := range states {
 		summary := state.Summary()
-		fmt.Fprintf(table, "%s\t%s\t%s\t%s\t%s\n", key, orDash(state.Identity.Username), summary.State,
-			orDash(summary.Reason), strings.Join(strings.Fields(summary.Message), " "))
+		rows[i] = checked{
+			extension: strings.TrimPrefix(state.Extension.String(), "/"),
+			identity:  state.Identity.Username,
+			state:     summary.State,
+			reason:    summary.Reason,
+			message:   summary.Message,
+		}
 	}
-	_ = table.Flush() // a write to a Builder does not fail
+	return rows
+}
+
+// table returns the rows as text, with the replicas if there are some.
+func table(rows []checked) string {
+	if len(rows) == 0 {
+		return "There are no extensions.\n"
+	}
+	shared := slices.ContainsFunc(rows, func(row checked) bool { return row.replica != "" })
+	var out strings.Builder
+	writer := tabwriter.NewWriter(&out, 0, 0, 3, ' ', 0)
+	line := func(extension, identity, state, reason, replica, message string) {
+		cells := []string{extension, identity, state, reason, replica, message}
+		if !shared {
+			cells = slices.Delete(cells, 4, 5)
+		}
+		fmt.Fprintln(writer, strings.Join(cells, "\t"))
+	}
+	line("EXTENSION", "IDENTITY", "STATE", "REASON", "REPLICA", "MESSAGE")
+	for _, row := range rows {
+		line(row.extension, orDash(row.identity), row.state, orDash(row.reason), orDash(row.replica),
+			strings.Join(strings.Fields(row.message), " "))
+	}
+	_ = writer.Flush() // a write to a Builder does not fail
 	return out.String()
 }
 
@@ -181,26 +223,28 @@ func orDash(text string) string {
 }
 
 // result returns an error if an extension is not connected, or degraded.
-func result(states []clustercache.ConnectionState) error {
+func result(states []clustercache.ConnectionState) error { return resultOf(rowsOf(states)) }
+
+func resultOf(rows []checked) error {
 	failed, degraded := 0, 0
-	for _, state := range states {
-		worst, _ := state.Degraded()
-		switch {
-		case state.Phase != clustercache.PhaseConnected:
-			failed++
-		case worst != nil:
+	for _, row := range rows {
+		switch row.state {
+		case v1alpha1.StateConnected:
+		case v1alpha1.StateDegraded:
 			degraded++
+		default:
+			failed++
 		}
 	}
 	const advice = "docs/operations.md says what to do for each reason"
 	switch {
 	case failed > 0 && degraded > 0:
-		return errors.Errorf("%d of %d extensions are not connected, and %d are degraded; %s", failed, len(states), degraded,
+		return errors.Errorf("%d of %d extensions are not connected, and %d are degraded; %s", failed, len(rows), degraded,
 			advice)
 	case failed > 0:
-		return errors.Errorf("%d of %d extensions are not connected; %s", failed, len(states), advice)
+		return errors.Errorf("%d of %d extensions are not connected; %s", failed, len(rows), advice)
 	case degraded > 0:
-		return errors.Errorf("%d of %d extensions are degraded; %s", degraded, len(states), advice)
+		return errors.Errorf("%d of %d extensions are degraded; %s", degraded, len(rows), advice)
 	}
 	return nil
 }

@@ -26,7 +26,8 @@ const usage = `latchkey keeps one connection per tenant object, each acting as t
 
 Usage:
   latchkey manager [flags]   run on the cluster of your kubeconfig
-  latchkey check [flags]     connect every extension and print the result; exit with 1 if one is not connected
+  latchkey check [flags]     connect every extension and print the result; exit with 1 if one is not connected.
+                             With --from-state-api: print what the running operator says instead
   latchkey state-api manifests [flags]   print what "manager --state-api" needs in the cluster
   latchkey demo [flags]      start a control plane and show how connections start, fail and recover
   latchkey version           print the version

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"bufio"
 	"context"
 	"crypto/tls"
 	"encoding/json"
@@ -12,6 +13,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"strconv"
 	"strings"
 	"sync"
@@ -467,6 +469,46 @@ spec: {namespace: default, serviceAccount: {name: seen-%[1]d}}
 	g.Expect(before).NotTo(BeEmpty())
 	apply(rest)
 	g.Expect(authority()).To(Equal(before))
+
+	check := func(flags ...string) (string, error) {
+		out, err := latchkey(t, append([]string{"check", "--from-state-api", "--once", "--kubeconfig", cp.Kubeconfig()},
+			flags...)...).CombinedOutput()
+		return string(out), err
+	}
+	out, err := check()
+	g.Expect(err).NotTo(HaveOccurred(), out)
+	g.Expect(out).To(HavePrefix("EXTENSION "))
+	for holder := range holders() {
+		g.Expect(out).To(MatchRegexp(`(?m)^seen-\d+ +system:serviceaccount:default:seen-\d+ +Connected +- +` + holder + ` +$`))
+	}
+	out, err = check("--state-api-group=other.example.com")
+	g.Expect(err).To(HaveOccurred())
+	g.Expect(out).To(ContainSubstring("there is no state API other.example.com here: run the operator with --state-api"))
+	out, err = check("--kind=ConfigMap.v1.")
+	g.Expect(err).To(HaveOccurred())
+	g.Expect(out).To(ContainSubstring("--kind says how to connect, and --from-state-api connects nothing"))
+	watching := latchkey(t, "check", "--from-state-api", "--kubeconfig", cp.Kubeconfig())
+	stdout, err := watching.StdoutPipe()
+	g.Expect(err).NotTo(HaveOccurred())
+	failed := &testutil.Output{}
+	watching.Stderr = failed
+	g.Expect(watching.Start()).To(Succeed())
+	lines := bufio.NewScanner(stdout)
+	awaitLine := func(pattern string) {
+		for lines.Scan() && !regexp.MustCompile(pattern).MatchString(lines.Text()) {
+		}
+		g.Expect(lines.Text()).To(MatchRegexp(pattern), failed.String)
+	}
+	awaitLine(`^seen-3 .* Connected `)
+	_, err = cp.Kubectl(t.Context(), "delete", "serviceaccount", "seen-3", "-n", "default")
+	g.Expect(err).NotTo(HaveOccurred())
+	awaitLine(`^seen-3 .* Disconnected +ServiceAccountNotFound `)
+	g.Expect(watching.Process.Signal(syscall.SIGTERM)).To(Succeed())
+	remaining, err := io.ReadAll(stdout)
+	g.Expect(err).NotTo(HaveOccurred())
+	g.Expect(watching.Wait()).To(MatchError("exit status 1"), "%s", remaining)
+	_, err = cp.Kubectl(t.Context(), "create", "serviceaccount", "seen-3", "-n", "default")
+	g.Expect(err).NotTo(HaveOccurred())
 
 	first.stop()
 	g.Eventually(holders).WithTimeout(patience).Should(And(HaveLen(1), WithTransform(sum, Equal(extensions))))
