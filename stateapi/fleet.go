@@ -218,6 +218,7 @@ func (f *fleet) run(ctx context.Context, filled <-chan struct{}) error {
 		return nil
 	case <-filled:
 	}
+	running.Go(func() { f.merged.begin(background) })
 	if !f.awaitCertificate(ctx) {
 		return nil
 	}

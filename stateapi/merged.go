@@ -11,6 +11,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/latchkey-dev/latchkey/clustercache"
+	"github.com/latchkey-dev/latchkey/internal/statechanges"
 	"github.com/latchkey-dev/latchkey/stateapi/apiserver"
 	"github.com/latchkey-dev/latchkey/stateapi/internal/merge"
 	"github.com/latchkey-dev/latchkey/stateapi/v1alpha1"
@@ -41,6 +42,12 @@ type merged struct {
 	members []string                                            // guarded by mu
 	listed  map[string]map[string]bool                          // guarded by mu; resources by replica
 	changed chan struct{}                                       // guarded by mu; closed when members or listed change
+	metAt   map[string]time.Time                                // guarded by mu; since when members are known
+	present []string                                            // guarded by mu; all replicas, if met
+	silent  map[string]time.Time                                // guarded by mu; those of present that are not heard
+
+	changes statechanges.Hub // for Replicas.Follow
+	begun   chan struct{}    // closed when that may begin
 }
 
 type scopeRow = v1alpha1.Scope
@@ -62,6 +69,8 @@ func newMerged(s *StateAPI, self string) *merged {
 		known:   map[client.ObjectKey]clustercache.NotOwnedExtension{},
 		listed:  map[string]map[string]bool{},
 		changed: make(chan struct{}),
+		metAt:   map[string]time.Time{},
+		begun:   make(chan struct{}),
 	}
 	m.states, m.scopes = s.newStores(m.refresh, nil, s.countObjects, 0)
 	return m
@@ -138,6 +147,14 @@ func (m *merged) Members(identities []string) {
 		return
 	}
 	m.met, m.members = true, identities
+	now, before := time.Now(), m.metAt
+	m.metAt = make(map[string]time.Time, len(identities))
+	for _, replica := range identities {
+		if m.metAt[replica] = now; !before[replica].IsZero() {
+			m.metAt[replica] = before[replica]
+		}
+	}
+	m.noticeLocked(now)
 	m.broadcastLocked()
 }
 
@@ -147,7 +164,9 @@ func (m *merged) Gone(replica string) {
 	defer m.mu.Unlock()
 	delete(m.said, replica)
 	delete(m.listed, replica)
-	m.showAllLocked(m.view.Forget(replica), time.Now())
+	now := time.Now()
+	m.showAllLocked(m.view.Forget(replica), now)
+	m.noticeLocked(now)
 }
 
 func (m *merged) broadcastLocked() {
@@ -249,7 +268,10 @@ func (m *merged) Heard(replica string) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	now := time.Now()
-	m.showAllLocked(m.view.Hear(replica, now), now)
+	_, heard := m.view.HeardAt(replica)
+	if m.showAllLocked(m.view.Hear(replica, now), now); !heard {
+		m.noticeLocked(now)
+	}
 }
 
 // run notices who is silent, until ctx is done.
@@ -271,14 +293,15 @@ func (m *merged) tick(now time.Time) {
 	defer m.mu.Unlock()
 	m.view.Hear(m.self, now)
 	m.showAllLocked(m.view.Tick(now), now)
+	m.noticeLocked(now)
 }
 
-// awaitComplete waits until each member was listed, or is not heard. It returns false if ctx is
-// done before.
-func (m *merged) awaitComplete(ctx context.Context) bool {
+// awaitComplete waits until each member was listed, or for as long as patience. It returns false if
+// ctx is done before.
+func (m *merged) awaitComplete(ctx context.Context, patience time.Duration) bool {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	wait := time.NewTimer(silence)
+	wait := time.NewTimer(patience)
 	defer wait.Stop()
 	for {
 		complete, changed := m.complete()

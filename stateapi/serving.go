@@ -47,7 +47,7 @@ func (f *fleet) serveInTurn(ctx context.Context, failed <-chan error) (err error
 	if err != nil {
 		return errors.Wrap(err, "creating a client")
 	}
-	if !f.merged.awaitComplete(ctx) {
+	if !f.merged.awaitComplete(ctx, silence) {
 		return nil
 	}
 	ctx, cancel := context.WithCancel(ctx)

@@ -23,6 +23,7 @@ func (m *merged) showAllLocked(keys []client.ObjectKey, now time.Time) {
 // showLocked puts what is shown of an extension into the stores. scopes says that its scopes have
 // changed, too.
 func (m *merged) showLocked(key client.ObjectKey, now time.Time, scopes bool) {
+	defer m.changes.Changed(key)
 	choice, row := m.view.Show(key, now)
 	before := m.shown[key]
 	if choice.Kind == merge.Absent {

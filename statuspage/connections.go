@@ -9,7 +9,6 @@ import (
 	"text/tabwriter"
 	"time"
 
-	"github.com/latchkey-dev/latchkey/clustercache"
 	"github.com/latchkey-dev/latchkey/internal/connstate"
 	"github.com/latchkey-dev/latchkey/internal/untrusted"
 )
@@ -18,16 +17,16 @@ import (
 // that accept application/json or have the query format=json. The query extension=namespace/name
 // (or extension=name) selects one extension.
 func (p *Page) serveConnections(w http.ResponseWriter, r *http.Request) {
-	states := []clustercache.ConnectionState{}
+	states := []shown{}
 	if wanted := r.URL.Query().Get("extension"); wanted != "" {
-		state, known := p.connections.GetConnectionState(r.Context(), keyOf(wanted))
+		state, known := p.source.ask(r.Context(), keyOf(wanted))
 		if !known {
 			http.Error(w, "the extension is not known here", http.StatusNotFound)
 			return
 		}
 		states = append(states, state)
 	} else {
-		states = append(states, p.connections.ListConnectionStates(r.Context())...)
+		states = append(states, p.source.list(r.Context())...)
 	}
 	if r.URL.Query().Get("format") == "json" || strings.Contains(r.Header.Get("Accept"), "application/json") {
 		w.Header().Set("Content-Type", "application/json")
@@ -36,18 +35,25 @@ func (p *Page) serveConnections(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	w.Header().Set("Content-Type", "text/plain; charset=utf-8")
-	writeTable(untrusted.Terminal(w), states, time.Now())
+	writeTable(untrusted.Terminal(w), states, p.replicas != nil, time.Now())
 }
 
-// writeTable writes a row for each state. An error is that of the client's connection.
-func writeTable(w io.Writer, states []clustercache.ConnectionState, now time.Time) {
+// writeTable writes a row for each state, and which replica has it in a fleet. An error is that of the client's connection.
+func writeTable(w io.Writer, states []shown, fleet bool, now time.Time) {
 	table := tabwriter.NewWriter(w, 0, 0, 3, ' ', 0)
-	fmt.Fprintln(table, "EXTENSION\tSTATE\tREASON\tAGE\tIDENTITY\tTARGET\tEPOCH\tWATCHES\tMESSAGE")
+	heading := ""
+	if fleet {
+		heading = "REPLICA\t"
+	}
+	fmt.Fprintln(table, "EXTENSION\tSTATE\tREASON\tAGE\tIDENTITY\tTARGET\t"+heading+"EPOCH\tWATCHES\tMESSAGE")
 	for _, state := range states {
-		short := state.Summary()
-		fmt.Fprintf(table, "%s\t%s\t%s\t%s\t%s\t%s\t%d\t%d\t%s\n", connstate.KeyString(state.Extension), short.State,
+		short, replica := state.summary, ""
+		if fleet {
+			replica = orDash(state.replica()) + "\t"
+		}
+		fmt.Fprintf(table, "%s\t%s\t%s\t%s\t%s\t%s\t%s%d\t%d\t%s\n", connstate.KeyString(state.Extension), short.State,
 			orDash(short.Reason), now.Sub(short.Since).Round(time.Second), orDash(state.Identity.Username),
-			orDash(state.Target), state.Epoch, len(state.Watches), oneLine(short.Message))
+			orDash(state.Target), replica, state.Epoch, len(state.Watches), oneLine(short.Message))
 	}
 	_ = table.Flush()
 }

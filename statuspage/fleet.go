@@ -1,6 +1,7 @@
 package statuspage
 
 import (
+	"cmp"
 	"maps"
 	"slices"
 	"strings"
@@ -21,6 +22,8 @@ type row struct {
 	Since     time.Time `json:"since,omitzero"`
 	Username  string    `json:"username,omitempty"`
 	Target    string    `json:"target,omitempty"`
+	Replica   string    `json:"replica,omitempty"` // that has it, or had it last
+	ClaimedBy []string  `json:"claimedBy,omitempty"`
 	Connects  int64     `json:"connects"`
 	Healthy   bool      `json:"healthy"`
 	Watches   int       `json:"watches"`
@@ -38,8 +41,8 @@ type row struct {
 	search   string                 // what the filter searches, in lower case
 }
 
-func rowOf(state clustercache.ConnectionState) *row {
-	summary := state.Summary()
+func rowOf(state shown) *row {
+	summary := state.summary
 	r := &row{
 		Extension: keyString(state.Extension),
 		State:     summary.State,
@@ -48,6 +51,7 @@ func rowOf(state clustercache.ConnectionState) *row {
 		Since:     summary.Since,
 		Username:  state.Identity.Username,
 		Target:    state.Target,
+		Replica:   state.replica(),
 		Connects:  state.Epoch,
 		Healthy:   state.Healthy,
 		Watches:   len(state.Watches),
@@ -55,6 +59,14 @@ func rowOf(state clustercache.ConnectionState) *row {
 		key:       state.Extension,
 		problems:  state.Problems,
 		cache:     state.SharedCache,
+	}
+	if state.silent() {
+		r.Healthy = false
+	}
+	texts := []string{r.Extension, r.State, r.Reason, r.Message, r.Username, r.Target, state.Source}
+	if state.fleet != nil {
+		r.ClaimedBy = state.fleet.ClaimedBy
+		texts = append(append(texts, r.Replica), r.ClaimedBy...)
 	}
 	for _, scope := range state.Scopes {
 		troubled := isTrouble(scope)
@@ -65,8 +77,7 @@ func rowOf(state clustercache.ConnectionState) *row {
 			r.scopes = append(r.scopes, usedScope{hashOf(scope), troubled})
 		}
 	}
-	r.search = strings.ToLower(strings.Join([]string{r.Extension, r.State, r.Reason, r.Message, r.Username, r.Target,
-		state.Source}, "\n"))
+	r.search = strings.ToLower(strings.Join(texts, "\n"))
 	return r
 }
 
@@ -109,8 +120,7 @@ func newFleet() *fleet {
 
 // update takes over the states of extensions. get returns false for an extension that is gone. Only
 // one goroutine may call update.
-func (f *fleet) update(keys []client.ObjectKey, get func(client.ObjectKey) (clustercache.ConnectionState, bool),
-	now time.Time) {
+func (f *fleet) update(keys []client.ObjectKey, get func(client.ObjectKey) (shown, bool), now time.Time) {
 	for chunk := range slices.Chunk(keys, 256) { // so that no reader waits for a large fleet
 		f.updateChunk(chunk, get, now)
 	}
@@ -123,8 +133,7 @@ func (f *fleet) update(keys []client.ObjectKey, get func(client.ObjectKey) (clus
 
 // updateChunk computes the changes before it locks, because get is the ClusterCache's code and
 // takes locks.
-func (f *fleet) updateChunk(keys []client.ObjectKey, get func(client.ObjectKey) (clustercache.ConnectionState, bool),
-	now time.Time) {
+func (f *fleet) updateChunk(keys []client.ObjectKey, get func(client.ObjectKey) (shown, bool), now time.Time) {
 	type change struct {
 		row     *row // nil if the extension is gone
 		entries []entry
@@ -132,8 +141,8 @@ func (f *fleet) updateChunk(keys []client.ObjectKey, get func(client.ObjectKey) 
 	changes := make([]change, len(keys))
 	for i, key := range keys {
 		if state, known := get(key); known {
-			next := seenOf(f.seen[key], state)
-			changes[i] = change{rowOf(state), entriesBetween(f.seen[key], next, state, now)}
+			next, entries := entriesOf(f.seen[key], state, now)
+			changes[i] = change{rowOf(state), entries}
 			f.seen[key] = &next
 		} else {
 			if f.seen[key] != nil {
@@ -154,6 +163,15 @@ func (f *fleet) updateChunk(keys []client.ObjectKey, get func(client.ObjectKey) 
 		}
 	}
 	f.timelines.expire(now)
+}
+
+// keys returns the extensions, sorted.
+func (f *fleet) keys() []client.ObjectKey {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return slices.SortedFunc(maps.Keys(f.rows), func(x, y client.ObjectKey) int {
+		return cmp.Or(strings.Compare(x.Namespace, y.Namespace), strings.Compare(x.Name, y.Name))
+	})
 }
 
 // fleetState is the state of a fleet at a time.

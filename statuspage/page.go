@@ -17,36 +17,43 @@ import (
 type Options struct {
 	// Name is the heading of the page. Defaults to "latchkey".
 	Name string
+	// Replicas, if set, are what the page shows instead of the ClusterCache alone: the extensions of
+	// all replicas of a fleet. StateAPI.Replicas of package stateapi returns them.
+	Replicas Replicas
 }
 
 // Page shows the connections of a ClusterCache. A Page is an http.Handler, and a Runnable to add to
 // the manager, without which it shows nothing. Its methods may be called from any goroutine.
 type Page struct {
-	name        string
-	connections clustercache.ClusterCache
-	fleet       *fleet
-	viewers     chan struct{} // holds a token for each stream
-	ended       chan struct{} // closed when Start returns
+	name     string
+	source   source
+	replicas Replicas // nil if the source is this process alone
+	fleet    *fleet
+	viewers  chan struct{} // holds a token for each stream
+	ended    chan struct{} // closed when Start returns
 }
 
 // New returns a page that shows the connections.
 func New(connections clustercache.ClusterCache, options Options) *Page {
-	return &Page{
-		name:        cmp.Or(options.Name, "latchkey"),
-		connections: connections,
-		fleet:       newFleet(),
-		viewers:     make(chan struct{}, maxViewers),
-		ended:       make(chan struct{}),
+	p := &Page{
+		name:     cmp.Or(options.Name, "latchkey"),
+		source:   ownSource{connections},
+		replicas: options.Replicas,
+		fleet:    newFleet(),
+		viewers:  make(chan struct{}, maxViewers),
+		ended:    make(chan struct{}),
 	}
+	if p.replicas != nil {
+		p.source = fleetSource{p.replicas, p.fleet.keys}
+	}
+	return p
 }
 
 // Start follows the connections until ctx is done. A manager calls it, once.
 func (p *Page) Start(ctx context.Context) error {
 	defer close(p.ended) // ends the streams
-	p.connections.SubscribeStates(ctx, func(extensions []client.ObjectKey) {
-		p.fleet.update(extensions, func(key client.ObjectKey) (clustercache.ConnectionState, bool) {
-			return p.connections.GetConnectionState(ctx, key)
-		}, time.Now())
+	p.source.follow(ctx, func(extensions []client.ObjectKey) {
+		p.fleet.update(extensions, func(key client.ObjectKey) (shown, bool) { return p.source.get(ctx, key) }, time.Now())
 	})
 	return nil
 }
@@ -128,6 +135,7 @@ func (p *Page) view(q query) (view, <-chan struct{}) {
 		Ready:     state.ready,
 		Time:      time.Now().UTC(),
 		Fleet:     fleet,
+		Replicas:  replicasOf(p.replicas),
 		Problems:  problems,
 		Page:      page,
 		Extension: selectedOf(p.fleet, q.extension),

@@ -5,11 +5,12 @@
   const byID = (id) => document.getElementById(id);
   const columns = [
     ["extension", "Extension"], ["state", "State"], ["reason", "Reason"], ["since", "Since"], ["identity", "Identity"],
-    ["server", "API server"], ["connects", "Connects"], ["scopes", "Scopes"],
+    ["server", "API server"], ["replica", "Replica"], ["connects", "Connects"], ["scopes", "Scopes"],
   ];
   // of each state, the worst one first: a mark, so that colour is not all that differs, and a class
   const marks = {
-    Disconnected: ["\u25b2", "bad"], Degraded: ["\u25c6", "degraded"], Connecting: ["\u25d0", "wait"], Connected: ["\u25cf", "good"],
+    Disconnected: ["\u25b2", "bad"], Unknown: ["\u25cb", "unknown"], Degraded: ["\u25c6", "degraded"], Connecting: ["\u25d0", "wait"],
+    Connected: ["\u25cf", "good"],
   };
   const selection = Object.fromEntries(new URLSearchParams(location.search));
   let token = ""; // in this page's memory only
@@ -198,10 +199,34 @@
     byID("sign-in").hidden = true;
     byID("content").hidden = false;
     byID("notice").hidden = view.ready;
+    showReplicas(view.replicas);
     showSummary(view.fleet);
     showProblems(view);
     showRows(view.page);
     showDetails(view.extension);
+  };
+
+  // shortReplica returns the host, which is the Pod, of a replica's name. What follows differs by process.
+  const shortReplica = (name) => name.split("_")[0];
+  // showReplicas shows whose extensions these are. Without a fleet there is nothing to say.
+  const showReplicas = (replicas) => {
+    byID("replicas").hidden = !replicas;
+    for (const heading of byID("columns").children) if (heading.dataset.name === "replica") heading.hidden = !replicas;
+    if (!replicas) return;
+    if (![...byID("state").options].some((option) => option.text === "Unknown")) {
+      byID("state").insertBefore(element("option", "Unknown"), byID("state").options[2]);
+      byID("state").value = selection.state || "";
+    }
+    setText(byID("notice"), "This replica has not heard yet what the others have.");
+    const silent = replicas.silent || [];
+    byID("replicas").classList.toggle("lost", silent.length > 0);
+    byID("replicas").title = silent.map((replica) => replica.name).join(", ");
+    setText(byID("replicas"), !replicas.known ? "This replica does not know the others, and cannot tell what they have" :
+      silent.length === 0 ? counted(replicas.known, "replica", "replicas") :
+        counted(replicas.known, "replica", "replicas") + ", of which " + (silent.length === 1 ? "one is" : number(silent.length) + " are") +
+        " not heard: " + silent.slice(0, 3).map((replica) => shortReplica(replica.name) +
+          (replica.since ? " since " + clockTime(replica.since) : "")).join(", ") +
+        (silent.length > 3 ? " and " + number(silent.length - 3) + " more" : ""));
   };
 
   const showPairs = (list, pairs) => {
@@ -326,7 +351,7 @@
     button.addEventListener("click", () => open(tr.dataset.key));
     heading.append(button);
     tr.append(heading, element("td"), element("td", "", "long"), element("td", "", "when"), element("td", "", "long"),
-      element("td", "", "long"), element("td", "", "number"), element("td", "", "number"));
+      element("td", "", "long"), element("td", "", "when"), element("td", "", "number"), element("td", "", "number"));
     // A narrow page shows rows as blocks: they stay rows for screen readers.
     tr.setAttribute("role", "row");
     for (const cell of tr.children) cell.setAttribute("role", cell === heading ? "rowheader" : "cell");
@@ -338,7 +363,8 @@
     return system === "system" && kind === "serviceaccount" && name && more.length === 0 ? namespace + "/" + name : username;
   };
   const fillRow = (tr, row) => {
-    const [heading, state, reason, since, identity, server, connects, scopes] = tr.children;
+    const [heading, state, reason, since, identity, server, replica, connects, scopes] = tr.children;
+    tr.className = row.state === "Unknown" ? "unknown" : "";
     tr.setAttribute("aria-current", String(row.extension === selection.extension));
     setText(heading.firstChild, row.extension);
     const [mark, className] = marks[row.state];
@@ -350,10 +376,16 @@
     if (!since.firstChild || since.firstChild.dateTime !== row.since) {
       since.replaceChildren(row.since ? sinceElement(row.since) : "");
     }
+    since.title = row.state === "Unknown" ? "This row is as of then." : "";
     setText(identity, shortIdentity(row.username || ""));
     identity.title = row.username || "";
     setText(server, row.target || "");
     server.title = row.target || "";
+    replica.hidden = !latest.replicas;
+    const claimants = row.claimedBy || [];
+    setText(replica, (claimants.length > 1 ? claimants : [row.replica || ""]).map(shortReplica).join(" and "));
+    replica.title = claimants.length > 1 ? claimants.join(" and ") + " claim it; this is what " + row.replica + " says." : row.replica || "";
+    replica.classList.toggle("wait", claimants.length > 1);
     setText(connects, String(row.connects));
     setText(scopes, row.scopes + (row.troubled ? " (" + row.troubled + " fail)" : ""));
     scopes.title = row.sharedBy > 1 ? row.sharedBy + " extensions share this cache" : "";
@@ -420,13 +452,13 @@
     list.dataset.version = version;
     list.replaceChildren(...entries.map((entry) => {
       const item = element("li");
-      const good = ["Connected", "ProbeSucceeded", "Rotated", "CredentialUsed", "RequestsGranted"].includes(entry.what) || entry.reason === "Synced";
+      const good = ["Connected", "ProbeSucceeded", "Rotated", "CredentialUsed", "RequestsGranted", "Moved", "ReplicaHeard"].includes(entry.what) || entry.reason === "Synced";
       item.append(timeElement(entry.time, clockTime(entry.time)),
         element("strong", entry.what + (entry.reason ? " (" + entry.reason + ")" : ""), good ? "good" : "bad"));
       if (entry.message) item.append(" " + entry.message);
       return item;
     }));
-    if (entries.length === 0) list.append(element("li", "Nothing has happened since this process began to lead."));
+    if (entries.length === 0) list.append(element("li", latest.replicas ? "Nothing has happened since this replica follows the others." : "Nothing has happened since this process began to lead."));
   };
 
   // requestDetails shows what the stream does not have: numbers of objects and times of probes.
@@ -452,8 +484,11 @@
     const facts = [];
     const scopes = (state && state.scopes) || [];
     const fact = (name, value) => { if (value) facts.push([name, value]); };
+    const silent = Boolean(state) && state.state === "Unknown";
     if (state) {
-      fact("State", state.phase + (state.since ? " since " + new Date(state.since).toLocaleString() : ""));
+      fact("Replica", state.replica && state.replica + (silent ? ", which is not heard. The rest is as it said last" : ""));
+      fact("Claimed by", (state.claimedBy || []).join(" and "));
+      fact("State", (state.state || state.phase) + (state.since ? " since " + new Date(state.since).toLocaleString() : ""));
       fact("Identity", state.username);
       fact("Credential", state.source);
       fact("In use since", state.credentialSince && new Date(state.credentialSince).toLocaleString());
@@ -471,19 +506,22 @@
       fact("Watches", (state.watches || []).map((w) => w.name + ": " + w.kind.split(", Kind=").reverse().join(" of ") + ", " + w.scope).join("; "));
     }
     showPairs(byID("facts"), facts);
-    const objects = scopes.reduce((sum, scope) => sum + scope.objects, 0);
-    setText(byID("cost"), scopes.length === 0 ? "Nothing." : scopes.length + (scopes.length === 1 ? " informer with " : " informers with ") +
-      objects + (objects === 1 ? " object in memory" : " objects in memory") +
+    // Of another replica's extension only the sum is known, while that replica answers.
+    const isCounted = !state || state.counted !== false;
+    const objects = isCounted ? scopes.reduce((sum, scope) => sum + scope.objects, 0) : state.allObjects;
+    setText(byID("cost"), scopes.length === 0 ? "Nothing." : scopes.length + (scopes.length === 1 ? " informer" : " informers") +
+      (objects === undefined ? "" : " with " + objects + (objects === 1 ? " object in memory" : " objects in memory")) +
       (sharedBy > 1 ? ", in a cache that " + sharedBy + " extensions share." : "."));
     byID("scopes").parentElement.hidden = scopes.length === 0;
+    byID("scopes").className = silent ? "unknown" : "";
     byID("scopes").tBodies[0].replaceChildren(...scopes.map((scope) => {
       const tr = element("tr");
       const heading = element("th", scope.kind.split(", Kind=").reverse().join(" of "));
       heading.scope = "row";
       const bad = scope.state !== "Synced" && scope.state !== "Syncing";
       tr.append(heading, element("td", scope.scope), element("td", scope.representation),
-        element("td", scope.state + (scope.error ? ": " + scope.error : ""), bad ? "bad" : "good"),
-        element("td", String(scope.objects), "number"), element("td", (scope.dependents || []).join(", ")));
+        element("td", (silent ? "was " : "") + scope.state + (scope.error ? ": " + scope.error : ""), silent ? "" : bad ? "bad" : "good"),
+        element("td", isCounted ? String(scope.objects) : "\u2013", "number"), element("td", (scope.dependents || []).join(", ")));
       return tr;
     }));
   };

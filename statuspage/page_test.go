@@ -710,9 +710,7 @@ func BenchmarkView(b *testing.B) {
 		for i := range n {
 			keys = append(keys, client.ObjectKey{Name: fmt.Sprintf("extension-%05d", i)})
 		}
-		f.update(keys, func(key client.ObjectKey) (clustercache.ConnectionState, bool) {
-			return named(key.Name, connected()), true
-		}, t0)
+		f.update(keys, func(key client.ObjectKey) (shown, bool) { return own(named(key.Name, connected())), true }, t0)
 		page := &Page{fleet: f}
 		for _, parameters := range []string{"", "sort=-since", "q=extension-09"} {
 			b.Run(fmt.Sprintf("extensions=%d/%s", n, parameters), func(b *testing.B) {

@@ -1,6 +1,7 @@
 package statuspage
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
 	"strings"
@@ -28,6 +29,9 @@ const (
 	entryScope        = "Scope"
 	entryRecreated    = "Recreated"
 	entryRemoved      = "Removed"
+	entryMoved        = "Moved" // to another replica
+	entrySilent       = "ReplicaSilent"
+	entryHeard        = "ReplicaHeard"
 )
 
 const (
@@ -61,6 +65,8 @@ type seen struct {
 	healthy         bool
 	refused         string                  // what requests were refused lately
 	scopes          map[string]scopeTrouble // those that do not deliver
+	replica         string                  // that had it last
+	silent          bool                    // and is not heard: the rest is as it said
 }
 
 // scopeTrouble is why a scope delivers nothing.
@@ -168,9 +174,9 @@ func entriesBetween(old *seen, next seen, state clustercache.ConnectionState, no
 	}
 	switch {
 	case was.healthy && !next.healthy:
-		add(state.HealthSince, entryProbeFailed, "", cut(connstate.ErrorText(state.Health.LastError)))
+		add(cmp.Or(state.HealthSince, now), entryProbeFailed, "", cut(connstate.ErrorText(state.Health.LastError)))
 	case !was.healthy && next.healthy:
-		add(state.HealthSince, entryProbeOK, "", "")
+		add(cmp.Or(state.HealthSince, now), entryProbeOK, "", "")
 	}
 	switch {
 	case was.refused == "" && next.refused != "":
@@ -179,6 +185,42 @@ func entriesBetween(old *seen, next seen, state clustercache.ConnectionState, no
 		add(now, entryGranted, "", "or not sent again for ten minutes")
 	}
 	return append(entries, scopeEntries(was.scopes, next.scopes, state.Scopes, now)...)
+}
+
+// entriesOf returns what the next call compares, and the entries for what has changed since the last
+// one, whichever replica has the extension. old is nil for an extension that was not known.
+func entriesOf(old *seen, state shown, now time.Time) (seen, []entry) {
+	if state.fleet == nil {
+		next := seenOf(old, state.ConnectionState)
+		return next, entriesBetween(old, next, state.ConnectionState, now)
+	}
+	if state.silent() && old != nil && old.uid == state.UID && old.replica == state.replica() {
+		next := *old
+		if next.silent = true; old.silent {
+			return next, nil
+		}
+		return next, []entry{{Time: state.summary.Since, What: entrySilent, Message: cut(state.summary.Message)}}
+	}
+	var entries []entry
+	if old != nil && old.uid == state.UID && old.replica != "" && state.replica() != "" {
+		switch was := *old; {
+		case was.replica != state.replica():
+			entries = append(entries, entry{Time: now, What: entryMoved, Message: "from " + was.replica + " to " + state.replica()})
+			old = &seen{uid: was.uid, connecting: true} // it counts from the beginning
+		case was.silent:
+			entries = append(entries, entry{Time: now, What: entryHeard, Message: was.replica})
+		}
+	}
+	next := seenOf(old, state.ConnectionState)
+	next.replica, next.silent = state.replica(), state.silent()
+	if next.replica == "" && old != nil {
+		next.replica = old.replica
+	}
+	entries = append(entries, entriesBetween(old, next, state.ConnectionState, now)...)
+	if next.silent {
+		entries = append(entries, entry{Time: state.summary.Since, What: entrySilent, Message: cut(state.summary.Message)})
+	}
+	return next, entries
 }
 
 // scopeEntries returns the entries for scopes that stopped or began to deliver.

@@ -153,10 +153,10 @@ func TestScopeThatSyncsAgain(t *testing.T) {
 	f := newFleet()
 	for i, state := range []scopedcache.State{clustercache.StateSynced, clustercache.StateForbidden,
 		clustercache.StateSyncing, clustercache.StateSynced} {
-		f.update([]client.ObjectKey{{Name: "red"}}, func(client.ObjectKey) (clustercache.ConnectionState, bool) {
-			return connected(func(s *clustercache.ConnectionState) {
+		f.update([]client.ObjectKey{{Name: "red"}}, func(client.ObjectKey) (shown, bool) {
+			return own(connected(func(s *clustercache.ConnectionState) {
 				s.Scopes = []clustercache.ScopeState{scope("ConfigMap", state, "")}
-			}), true
+			})), true
 		}, at(i))
 	}
 	timeline, _ := f.timeline(client.ObjectKey{Name: "red"})
@@ -222,9 +222,7 @@ func TestTimelinesOfRemovedExtensions(t *testing.T) {
 		for _, name := range names {
 			keys = append(keys, client.ObjectKey{Name: name})
 		}
-		f.update(keys, func(key client.ObjectKey) (clustercache.ConnectionState, bool) {
-			return connected(), known[key.Name]
-		}, at(second))
+		f.update(keys, func(key client.ObjectKey) (shown, bool) { return own(connected()), known[key.Name] }, at(second))
 	}
 	entries := func(name string) int {
 		timeline, _ := f.timeline(client.ObjectKey{Name: name})

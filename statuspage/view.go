@@ -12,6 +12,7 @@ import (
 
 	"github.com/latchkey-dev/latchkey/clustercache"
 	"github.com/latchkey-dev/latchkey/internal/advice"
+	"github.com/latchkey-dev/latchkey/stateapi/v1alpha1"
 )
 
 const (
@@ -49,6 +50,7 @@ var columns = map[string]func(x, y *row) int{
 	"since":    func(x, y *row) int { return x.Since.Compare(y.Since) },
 	"identity": func(x, y *row) int { return strings.Compare(x.Username, y.Username) },
 	"server":   func(x, y *row) int { return strings.Compare(x.Target, y.Target) },
+	"replica":  func(x, y *row) int { return strings.Compare(x.Replica, y.Replica) },
 	"connects": func(x, y *row) int { return cmp.Compare(x.Connects, y.Connects) },
 	"scopes": func(x, y *row) int {
 		return cmp.Or(cmp.Compare(x.Troubled, y.Troubled), cmp.Compare(x.Scopes, y.Scopes))
@@ -60,7 +62,7 @@ const defaultSort = "state"
 
 // severity is the place of a state among those to look at: lower is worse.
 func severity(state string) int {
-	return slices.Index([]string{clustercache.SummaryDisconnected, clustercache.SummaryDegraded,
+	return slices.Index([]string{clustercache.SummaryDisconnected, v1alpha1.StateUnknown, clustercache.SummaryDegraded,
 		clustercache.SummaryConnecting, clustercache.SummaryConnected}, state)
 }
 
@@ -109,6 +111,8 @@ type view struct {
 	Ready bool      `json:"ready"`
 	Time  time.Time `json:"time"`
 	Fleet summary   `json:"fleet"`
+	// Replicas are the replicas whose extensions these are; nil if there is only this process.
+	Replicas *replicas `json:"replicas,omitempty"`
 	// Problems are why extensions are not connected, or degraded, the worst one first.
 	Problems []problemGroup `json:"problems"`
 	Page     tablePage      `json:"page"`
