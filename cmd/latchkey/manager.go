@@ -335,10 +335,11 @@ func (m *managerFlags) run(ctx context.Context, restConfig *rest.Config, options
 	if err != nil {
 		return err
 	}
-	if err := m.setUpStateAPI(mgr, connections, options.Object.GetObjectKind().GroupVersionKind()); err != nil {
+	api, err := m.setUpStateAPI(mgr, connections, options.Object.GetObjectKind().GroupVersionKind())
+	if err != nil {
 		return err
 	}
-	if err := m.status.setUp(ctx, mgr, connections); err != nil {
+	if err := m.status.setUp(ctx, mgr, connections, api); err != nil {
 		return err
 	}
 	if err := m.serveProbes(ctx, mgr, ready); err != nil {

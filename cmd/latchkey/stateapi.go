@@ -93,13 +93,13 @@ func (s *stateFlags) fleet(name, namespace, identity string) (stateapi.FleetOpti
 	return options, nil
 }
 
-// setUpStateAPI adds the state API to the manager, if it is enabled. Its errors name the flag to
-// change.
+// setUpStateAPI adds the state API to the manager, if it is enabled; else the result is nil. Its
+// errors name the flag to change.
 func (m *managerFlags) setUpStateAPI(mgr manager.Manager, connections clustercache.ClusterCache,
-	kind schema.GroupVersionKind) error {
+	kind schema.GroupVersionKind) (*stateapi.StateAPI, error) {
 	s := &m.state
 	if !s.enabled {
-		return nil
+		return nil, nil
 	}
 	options := stateapi.Options{
 		Group:   s.group,
@@ -109,50 +109,50 @@ func (m *managerFlags) setUpStateAPI(mgr manager.Manager, connections clustercac
 	if s.namespace == "" {
 		content, err := os.ReadFile(namespaceFile)
 		if err != nil {
-			return errors.New("--state-api outside of a cluster needs --state-api-namespace for the Service")
+			return nil, errors.New("--state-api outside of a cluster needs --state-api-namespace for the Service")
 		}
 		options.Service.Namespace = strings.TrimSpace(string(content))
 	}
 	if s.address == "" {
-		return errors.New("--state-api needs --state-api-address, or the environment variable POD_IP from the field " +
+		return nil, errors.New("--state-api needs --state-api-address, or the environment variable POD_IP from the field " +
 			"status.podIP: the Service leads to it")
 	}
 	var err error
 	if options.Service.Address, err = netip.ParseAddr(s.address); err != nil {
-		return errors.Wrap(err, "--state-api-address")
+		return nil, errors.Wrap(err, "--state-api-address")
 	}
 	if options.Service.Address.IsLoopback() {
-		return errors.Errorf("--state-api-address %s: an EndpointSlice cannot have a loopback address", s.address)
+		return nil, errors.Errorf("--state-api-address %s: an EndpointSlice cannot have a loopback address", s.address)
 	}
 	if s.certificates != "" {
 		certificate, err := dynamiccertificates.NewDynamicServingContentFromFiles("state-api",
 			filepath.Join(s.certificates, "tls.crt"), filepath.Join(s.certificates, "tls.key"))
 		if err != nil {
-			return errors.Wrap(err, "--state-api-cert-dir")
+			return nil, errors.Wrap(err, "--state-api-cert-dir")
 		}
 		options.Server.Certificate = certificate
 	}
 	if m.sharing.shares() {
 		namespace, err := m.leaseNamespace()
 		if err != nil {
-			return err
+			return nil, err
 		}
 		if options.Fleet, err = s.fleet(m.leaderElectionID, namespace, m.sharing.identity()); err != nil {
-			return err
+			return nil, err
 		}
 		options.Fleet.IgnoreTerms = m.sharing.ring != ""
 	}
 	mapping, err := mgr.GetRESTMapper().RESTMapping(kind.GroupKind(), kind.Version)
 	if err != nil {
-		return errors.Wrap(err, "asking for the scope of the extensions")
+		return nil, errors.Wrap(err, "asking for the scope of the extensions")
 	}
 	options.Namespaced = mapping.Scope.Name() == meta.RESTScopeNameNamespace
 	options.Server.BindAddress = s.bindAddress
 	api, err := stateapi.New(connections, options)
 	if err != nil {
-		return errors.WithMessage(err, "--state-api")
+		return nil, errors.WithMessage(err, "--state-api")
 	}
-	return mgr.Add(api)
+	return api, mgr.Add(api)
 }
 
 // runStateAPI prints the manifests of the state API.

@@ -16,6 +16,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/manager"
 
 	"github.com/latchkey-dev/latchkey/clustercache"
+	"github.com/latchkey-dev/latchkey/stateapi"
 	"github.com/latchkey-dev/latchkey/statuspage"
 )
 
@@ -33,7 +34,8 @@ type statusFlags struct {
 func (s *statusFlags) bind(flags *flag.FlagSet) {
 	flags.StringVar(&s.address, "status-address", "0",
 		"address that serves the status page at /status/, such as 127.0.0.1:8082; an address that is not on loopback "+
-			"needs --status-secure; 0 disables it")
+			"needs --status-secure; 0 disables it. With --state-api and --buckets or --ring, the page has the extensions of "+
+			"all replicas")
 	flags.BoolVar(&s.secure, "status-secure", false,
 		"serve the status page with TLS, to users who may \"get\" the nonResourceURL /status/*; this program then needs "+
 			"\"create\" on tokenreviews and subjectaccessreviews")
@@ -76,8 +78,9 @@ func isLoopback(host string) bool {
 	return host == "localhost" || err == nil && address.IsLoopback()
 }
 
-// setUp adds the status page to the manager, if it is enabled.
-func (s *statusFlags) setUp(ctx context.Context, mgr manager.Manager, connections clustercache.ClusterCache) error {
+// setUp adds the status page to the manager, if it is enabled. api is the state API, or nil.
+func (s *statusFlags) setUp(ctx context.Context, mgr manager.Manager, connections clustercache.ClusterCache,
+	api *stateapi.StateAPI) error {
 	if !s.enabled() {
 		return nil
 	}
@@ -85,7 +88,13 @@ func (s *statusFlags) setUp(ctx context.Context, mgr manager.Manager, connection
 	if err != nil {
 		return errors.Wrap(err, "--status-address")
 	}
-	page := statuspage.New(connections, statuspage.Options{})
+	var options statuspage.Options
+	if api != nil {
+		if replicas, ok := api.Replicas(); ok {
+			options.Replicas = replicas
+		}
+	}
+	page := statuspage.New(connections, options)
 	handler := statuspage.Local(page)
 	var tlsConfig *tls.Config
 	if s.secure {
