@@ -1,6 +1,7 @@
 package replicas
 
 import (
+	"cmp"
 	"context"
 	"crypto/sha256"
 	"crypto/tls"
@@ -55,6 +56,7 @@ type stateOptions struct {
 	Port        uint16 // on which it serves the view of all
 	PeerPort    uint16 // on which it serves the others
 	PeerAddress netip.AddrPort
+	PagePort    uint16 // of its status page
 }
 
 func serveStates(config *rest.Config, mgr manager.Manager, cc clustercache.ClusterCache, o options) error {
@@ -77,10 +79,13 @@ func serveStates(config *rest.Config, mgr manager.Manager, cc clustercache.Clust
 			Identity:      o.Name,
 			BindAddress:   netip.AddrPortFrom(loopback, o.State.PeerPort).String(),
 			Address:       o.State.PeerAddress,
-			LeaseDuration: leaseDuration,
+			LeaseDuration: cmp.Or(o.Lease, leaseDuration),
 		},
 	})
 	if err != nil {
+		return err
+	}
+	if err := servePage(mgr, cc, api, netip.AddrPortFrom(loopback, o.State.PagePort).String()); err != nil {
 		return err
 	}
 	return mgr.Add(api)
@@ -92,6 +97,7 @@ type viewed struct {
 	group, service string
 	names          []string            // of the extensions
 	paths          map[*replica]*proxy // by which the others reach it
+	pages          map[*replica]string // where its status page is
 }
 
 // newViewed creates a fleet with n extensions, and what leads to the replica that serves.
@@ -102,6 +108,7 @@ func newViewed(t testing.TB, name string, n int) *viewed {
 		group:   name + ".state.example.com",
 		service: name,
 		paths:   map[*replica]*proxy{},
+		pages:   map[*replica]string{},
 		names:   manyExtensions(t, name, n),
 	}
 	g, c := NewWithT(t), admin(t)
@@ -142,11 +149,13 @@ func (v *viewed) start() *replica {
 		Address:  address,
 		Port:     freePort(v.t),
 		PeerPort: freePort(v.t),
+		PagePort: freePort(v.t),
 	}
 	path := startProxyTo(v.t, fmt.Sprintf("127.0.0.1:%d", v.options.State.PeerPort))
 	v.options.State.PeerAddress = netip.MustParseAddrPort(path.listener.Addr().String())
 	r := v.fleet.start()
 	v.paths[r] = path
+	v.pages[r] = fmt.Sprintf("http://127.0.0.1:%d/status/", v.options.State.PagePort)
 	return r
 }
 
