@@ -206,11 +206,20 @@
     showDetails(view.extension);
   };
 
-  // shortReplica returns the host, which is the Pod, of a replica's name. What follows differs by process.
-  const shortReplica = (name) => name.split("_")[0];
+  // podOf returns the host, which is the Pod, of a replica's name. What follows differs by process.
+  const podOf = (name) => name.split("_")[0];
+  // commonPrefix is what the names of all replicas begin with, up to a dash.
+  let commonPrefix = "";
+  const commonPrefixOf = (names) => {
+    let prefix = names[0] || "";
+    for (const name of names) while (!name.startsWith(prefix)) prefix = prefix.slice(0, -1);
+    return prefix.slice(0, prefix.lastIndexOf("-") + 1);
+  };
+  const shortReplica = (name) => podOf(name.startsWith(commonPrefix) ? name.slice(commonPrefix.length) : name);
   // showReplicas shows whose extensions these are. Without a fleet there is nothing to say.
   const showReplicas = (replicas) => {
     byID("replicas").hidden = !replicas;
+    byID("extensions").classList.toggle("replicas", Boolean(replicas)); // which have a column
     for (const heading of byID("columns").children) if (heading.dataset.name === "replica") heading.hidden = !replicas;
     if (!replicas) return;
     if (![...byID("state").options].some((option) => option.text === "Unknown")) {
@@ -218,13 +227,14 @@
       byID("state").value = selection.state || "";
     }
     setText(byID("notice"), "This replica has not heard yet what the others have.");
+    commonPrefix = commonPrefixOf(replicas.names.map(podOf));
     const silent = replicas.silent || [];
     byID("replicas").classList.toggle("lost", silent.length > 0);
     byID("replicas").title = silent.map((replica) => replica.name).join(", ");
-    setText(byID("replicas"), !replicas.known ? "This replica does not know the others, and cannot tell what they have" :
-      silent.length === 0 ? counted(replicas.known, "replica", "replicas") :
-        counted(replicas.known, "replica", "replicas") + ", of which " + (silent.length === 1 ? "one is" : number(silent.length) + " are") +
-        " not heard: " + silent.slice(0, 3).map((replica) => shortReplica(replica.name) +
+    setText(byID("replicas"), replicas.names.length === 0 ? "This replica does not know the others, and cannot tell what they have" :
+      silent.length === 0 ? counted(replicas.names.length, "replica", "replicas") :
+        counted(replicas.names.length, "replica", "replicas") + ", of which " + (silent.length === 1 ? "one is" : number(silent.length) + " are") +
+        " not heard: " + silent.slice(0, 3).map((replica) => podOf(replica.name) +
           (replica.since ? " since " + clockTime(replica.since) : "")).join(", ") +
         (silent.length > 3 ? " and " + number(silent.length - 3) + " more" : ""));
   };

@@ -37,7 +37,7 @@ type Replicas interface {
 
 // replicas is a fleet's replicas, as viewers see them.
 type replicas struct {
-	Known  int             `json:"known"` // 0 while they are not known
+	Names  []string        `json:"names"` // empty while they are not known
 	Silent []silentReplica `json:"silent,omitempty"`
 }
 
@@ -53,7 +53,7 @@ func replicasOf(source Replicas) *replicas {
 		return nil
 	}
 	names, silent := source.Members()
-	r := &replicas{Known: len(names)}
+	r := &replicas{Names: append([]string{}, names...)}
 	for _, name := range names {
 		if since, is := silent[name]; is {
 			r.Silent = append(r.Silent, silentReplica{name, since.UTC().Truncate(time.Second)})

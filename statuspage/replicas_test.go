@@ -169,7 +169,7 @@ func TestReplicas(t *testing.T) {
 	defer end()
 	v := viewAt(t, page, "")
 	g.Expect(v.Ready).To(BeTrue())
-	g.Expect(v.Replicas).To(Equal(&replicas{Known: 3}))
+	g.Expect(v.Replicas).To(Equal(&replicas{Names: []string{"a", "b", "c"}}))
 	g.Expect(names(v)).To(Equal([]string{"nowhere", "degraded", "contested", "fine", "lost"}))
 	g.Expect(v.Fleet.States).To(Equal(map[string]int{"Disconnected": 1, "Degraded": 1, "Connected": 3}))
 	g.Expect([]int{v.Fleet.Extensions, v.Fleet.Scopes, v.Fleet.Troubled}).To(Equal([]int{5, 2, 1}))

@@ -67,7 +67,12 @@ func (m troubledConnections) SubscribeStates(ctx context.Context, f func([]clien
 
 // serve serves the page until end is called, at the latest when the test ends.
 func serve(t *testing.T, connections clustercache.ClusterCache) (url string, end func()) {
-	page := statuspage.New(connections, statuspage.Options{})
+	t.Helper()
+	return servePage(t, statuspage.New(connections, statuspage.Options{}))
+}
+
+func servePage(t *testing.T, page *statuspage.Page) (url string, end func()) {
+	t.Helper()
 	ctx, cancel := context.WithCancel(context.WithoutCancel(t.Context()))
 	done := make(chan error, 1)
 	go func() { done <- page.Start(ctx) }()
