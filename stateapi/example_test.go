@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"net"
+	"net/http"
 	"net/netip"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -16,6 +17,7 @@ import (
 	"github.com/latchkey-dev/latchkey/stateapi"
 	"github.com/latchkey-dev/latchkey/stateapi/apiserver"
 	"github.com/latchkey-dev/latchkey/stateapi/v1alpha1"
+	"github.com/latchkey-dev/latchkey/statuspage"
 )
 
 func ExampleNew() {
@@ -53,6 +55,22 @@ func ExampleNew_replicas() {
 			return err
 		}
 		return mgr.Add(api)
+	}
+	_ = serve
+}
+
+// The status page of each replica shows the extensions of all of them.
+func ExampleStateAPI_Replicas() {
+	serve := func(mgr ctrl.Manager, connections clustercache.ClusterCache, api *stateapi.StateAPI) (http.Handler, error) {
+		options := statuspage.Options{Name: "team-operator"}
+		if replicas, ok := api.Replicas(); ok {
+			options.Replicas = replicas
+		}
+		page := statuspage.New(connections, options)
+		if err := mgr.Add(api); err != nil {
+			return nil, err
+		}
+		return statuspage.Local(page), mgr.Add(page)
 	}
 	_ = serve
 }

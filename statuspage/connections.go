@@ -38,7 +38,8 @@ func (p *Page) serveConnections(w http.ResponseWriter, r *http.Request) {
 	writeTable(untrusted.Terminal(w), states, p.replicas != nil, time.Now())
 }
 
-// writeTable writes a row for each state, and which replica has it in a fleet. An error is that of the client's connection.
+// writeTable writes a row for each state, and in a fleet which replica has it. An error is that of
+// the client's connection.
 func writeTable(w io.Writer, states []shown, fleet bool, now time.Time) {
 	table := tabwriter.NewWriter(w, 0, 0, 3, ' ', 0)
 	heading := ""

@@ -15,6 +15,9 @@
 // requests, and shows people a form to sign in with a token. The page must be served below a path
 // that ends in a slash.
 //
+// Where replicas share the extensions, set Options.Replicas to what StateAPI.Replicas of package
+// stateapi returns: then the page of each replica has the extensions of all.
+//
 // Do not add the page to the manager's metrics server. Without a FilterProvider that server shows
 // the page to everyone who reaches its port, and with one a browser cannot send it a token.
 //
@@ -32,7 +35,9 @@
 //   - The page changes nothing, and contains no secret. It does name identities, API servers,
 //     Secrets and watched kinds of all tenants: serve it without authentication on loopback only,
 //     through Local, which refuses requests that other web sites make through a browser.
-//   - Only the replica that leads has connections. The page of another one says so.
+//   - Only the replica that leads has connections. The page of another one says so. With
+//     Options.Replicas, extensions of a replica that is not heard are Unknown, with the time when it
+//     was heard last, and each replica keeps the rows and timelines of all extensions.
 //   - Timelines are in memory: the newest 64 entries of an extension, and 50,000 in all, those of a
 //     removed extension for an hour. They begin when the process begins to lead. Changes that
 //     follow each other within milliseconds can be one entry.

@@ -19,8 +19,8 @@ import (
 	"github.com/latchkey-dev/latchkey/stateapi/v1alpha1"
 )
 
-// Replicas is the view that a replica has of all replicas of its fleet. StateAPI.Replicas of package
-// stateapi returns one. Its methods may be called from any goroutine.
+// Replicas is the view that a replica has of all replicas of its fleet. StateAPI.Replicas of
+// package stateapi returns one. Its methods may be called from any goroutine.
 type Replicas interface {
 	// Follow calls report with all extensions and then with those of which something has changed,
 	// until ctx is done. The empty key stands for what Members returns. Calls are one at a time.
@@ -80,7 +80,8 @@ type fleetExtension struct {
 	Counted    bool   `json:"counted"`
 }
 
-// MarshalJSON implements json.Marshaler: the JSON of the ConnectionState, and more keys for a fleet.
+// MarshalJSON implements json.Marshaler: the JSON of the ConnectionState, and more keys for a
+// fleet.
 func (s shown) MarshalJSON() ([]byte, error) {
 	text, err := s.ConnectionState.MarshalJSON()
 	if err != nil || s.fleet == nil {

@@ -187,8 +187,8 @@ func entriesBetween(old *seen, next seen, state clustercache.ConnectionState, no
 	return append(entries, scopeEntries(was.scopes, next.scopes, state.Scopes, now)...)
 }
 
-// entriesOf returns what the next call compares, and the entries for what has changed since the last
-// one, whichever replica has the extension. old is nil for an extension that was not known.
+// entriesOf returns what the next call compares, and the entries for what has changed since the
+// last one, whichever replica has the extension. old is nil for an extension that was not known.
 func entriesOf(old *seen, state shown, now time.Time) (seen, []entry) {
 	if state.fleet == nil {
 		next := seenOf(old, state.ConnectionState)

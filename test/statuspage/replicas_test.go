@@ -192,10 +192,9 @@ func TestReplicas(t *testing.T) {
 	g.Expect(evaluate[bool](b, fmt.Sprintf(`[...document.querySelectorAll("#rows tr.unknown td")].length > 100 &&
 		[...document.querySelectorAll("#rows tr.unknown td")].every((e) => getComputedStyle(e).color === (%s)("faint"))`,
 		color))).To(BeTrue(), "nothing of it has the colour of what is fine, or of what is not")
-	b.picture("replicas-silent-light.png")
+	b.docsPicture("statuspage-replicas.png")
 	g.Expect(b.axe()).To(BeEmpty())
 	b.dark(true)
-	b.docsPicture("statuspage-replicas.png")
 	b.picture("replicas-silent-dark.png")
 	b.dark(false)
 	evaluate[chromedp.Void](b, `{ const s = document.querySelector("#state"); s.value = "Unknown"; s.dispatchEvent(new Event("change")); }`)

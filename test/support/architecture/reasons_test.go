@@ -29,9 +29,9 @@ var deciders = []string{"accessor/internal/lifecycle", "internal/connstate", "fa
 // says why an extension that has no machine has no connection. Condition says what a condition
 // shows of a request without a token. closeWithTerm reads the clock because a caller can see the
 // end of the lease before the machine does, and must not step the machine: watches call it under
-// their locks.
+// their locks. stateOf reads what the machine of another replica has decided.
 var exceptions = []string{"accessor.absentReason", "clustercache.Condition",
-	"accessor/internal/connection.closeWithTerm"}
+	"accessor/internal/connection.closeWithTerm", "statuspage.stateOf"}
 
 // shown are the types whose times a state shows.
 var shown = []string{"internal/connstate.NotConnectedError", "accessor.State", "accessor.snapshot",
