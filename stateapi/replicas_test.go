@@ -63,7 +63,7 @@ func TestReplicas(t *testing.T) {
 			reported = nil
 		}
 		scope := &v1alpha1.Scope{
-			ObjectMeta: metav1.ObjectMeta{Name: "red-1", UID: "1"},
+			ObjectMeta: metav1.ObjectMeta{Name: nameOfScope("red", v1alpha1.Selection{}, ""), UID: "1"},
 			Status:     v1alpha1.ScopeStatus{Extension: "red", State: "Synced"},
 		}
 		names, silent := r.Members()
