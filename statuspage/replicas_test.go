@@ -197,8 +197,12 @@ func TestReplicas(t *testing.T) {
 	g.Expect(v.Fleet.States).To(HaveKeyWithValue("Unknown", 1))
 	g.Expect(v.Problems[1].State).To(Equal("Unknown"))
 	g.Expect(v.Problems[1].Advice).To(Equal(advice.For(v1alpha1.ReasonReplicaSilent)))
-	for parameters, want := range map[string][]string{"state=Unknown": {"lost"}, "reason=NoReplica": {"nowhere"},
-		"problems=true": {"nowhere", "lost", "degraded"}, "sort=-replica": {"lost", "contested", "degraded", "fine", "nowhere"}} {
+	for parameters, want := range map[string][]string{
+		"state=Unknown":    {"lost"},
+		"reason=NoReplica": {"nowhere"},
+		"problems=true":    {"nowhere", "lost", "degraded"},
+		"sort=-replica":    {"lost", "contested", "degraded", "fine", "nowhere"},
+	} {
 		g.Expect(names(viewAt(t, page, parameters))).To(Equal(want), parameters)
 	}
 	delete(view.rows, keyOf("fine"))
@@ -291,8 +295,8 @@ func TestConnectionsOfFleet(t *testing.T) {
 	g.Expect(c.Counted).To(BeFalse(), "the numbers of scopes are not known")
 	g.Expect(fmt.Sprint(c.Scopes)).To(Equal("[{/v1, Kind=ConfigMap fields metadata.name=x Synced } " +
 		"{/v1, Kind=Secret namespace ns, labels a=b Forbidden cannot list}]"))
-	g.Expect(fmt.Sprint(c.Watches)).To(Equal("[{plain apps/v1, Kind=Deployment namespace ns} {named /, Kind= namespaces x, y} " +
-		"{labelled /, Kind= namespaces with the labels team=a} {allowed /, Kind= namespaces wherever allowed}]"))
+	g.Expect(fmt.Sprint(c.Watches)).To(Equal("[{plain apps/v1, Kind=Deployment namespace ns} " +
+		"{named /, Kind= namespaces x, y} {labelled /, Kind= namespaces with the labels team=a} {allowed /, Kind= namespaces wherever allowed}]"))
 	g.Expect(c.Permissions.Used[0].Verb).To(Equal("get"))
 	ask("lost")
 	g.Expect(one.Connections[0].State).To(Equal("Unknown"))

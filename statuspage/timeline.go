@@ -205,7 +205,11 @@ func entriesOf(old *seen, state shown, now time.Time) (seen, []entry) {
 	if old != nil && old.uid == state.UID && old.replica != "" && state.replica() != "" {
 		switch was := *old; {
 		case was.replica != state.replica():
-			entries = append(entries, entry{Time: now, What: entryMoved, Message: "from " + was.replica + " to " + state.replica()})
+			entries = append(entries, entry{
+				Time:    now,
+				What:    entryMoved,
+				Message: "from " + was.replica + " to " + state.replica(),
+			})
 			old = &seen{uid: was.uid, connecting: true} // it counts from the beginning
 		case was.silent:
 			entries = append(entries, entry{Time: now, What: entryHeard, Message: was.replica})
