@@ -296,7 +296,8 @@ func TestConnectionsOfFleet(t *testing.T) {
 	g.Expect(fmt.Sprint(c.Scopes)).To(Equal("[{/v1, Kind=ConfigMap fields metadata.name=x Synced } " +
 		"{/v1, Kind=Secret namespace ns, labels a=b Forbidden cannot list}]"))
 	g.Expect(fmt.Sprint(c.Watches)).To(Equal("[{plain apps/v1, Kind=Deployment namespace ns} " +
-		"{named /, Kind= namespaces x, y} {labelled /, Kind= namespaces with the labels team=a} {allowed /, Kind= namespaces wherever allowed}]"))
+		"{named /, Kind= namespaces x, y} {labelled /, Kind= namespaces with the labels team=a} " +
+		"{allowed /, Kind= namespaces wherever allowed}]"))
 	g.Expect(c.Permissions.Used[0].Verb).To(Equal("get"))
 	ask("lost")
 	g.Expect(one.Connections[0].State).To(Equal("Unknown"))
