@@ -10,13 +10,11 @@ import (
 	"fmt"
 	"io"
 	"log"
-	"math/rand/v2"
 	"net"
 	"net/http"
 	"net/http/httptest"
 	"net/netip"
 	"slices"
-	"strings"
 	"sync"
 	"sync/atomic"
 	"syscall"
@@ -97,6 +95,7 @@ type viewed struct {
 	group, service string
 	names          []string            // of the extensions
 	paths          map[*replica]*proxy // by which the others reach it
+	ways           map[*replica]*proxy // by which it reaches the API server
 	pages          map[*replica]string // where its status page is
 }
 
@@ -108,6 +107,7 @@ func newViewed(t testing.TB, name string, n int) *viewed {
 		group:   name + ".state.example.com",
 		service: name,
 		paths:   map[*replica]*proxy{},
+		ways:    map[*replica]*proxy{},
 		pages:   map[*replica]string{},
 		names:   manyExtensions(t, name, n),
 	}
@@ -142,7 +142,7 @@ func newViewed(t testing.TB, name string, n int) *viewed {
 func (v *viewed) start() *replica {
 	v.t.Helper()
 	n := len(v.replicas) + 1
-	address := netip.AddrFrom4([4]byte{192, 0, 2, byte(n)})
+	address := netip.AddrFrom4([4]byte{198, 18, byte(n >> 8), byte(n)})
 	v.options.State = &stateOptions{
 		Group:    v.group,
 		Service:  v.service,
@@ -153,8 +153,10 @@ func (v *viewed) start() *replica {
 	}
 	path := startProxyTo(v.t, fmt.Sprintf("127.0.0.1:%d", v.options.State.PeerPort))
 	v.options.State.PeerAddress = netip.MustParseAddrPort(path.listener.Addr().String())
+	way := startProxy(v.t)
+	v.options.APIHost = way.url()
 	r := v.fleet.start()
-	v.paths[r] = path
+	v.paths[r], v.ways[r] = path, way
 	v.pages[r] = fmt.Sprintf("http://127.0.0.1:%d/status/", v.options.State.PagePort)
 	return r
 }
@@ -425,98 +427,6 @@ func TestView(t *testing.T) {
 	w.deaf(killed, true)
 	v.agrees()
 	g.Expect(v.check(w)).To(BeEmpty())
-}
-
-// Whatever happens to replicas and to the network between them, no row is absent, none goes back,
-// and none is green that no replica vouches for; in the end the view is what they have.
-func TestRandomViews(t *testing.T) {
-	for n := range max(1, *sequences/2) {
-		seed := *seed + uint64(n)
-		t.Run(fmt.Sprint(seed), func(t *testing.T) { testRandomView(t, seed) })
-	}
-}
-
-func testRandomView(t *testing.T, seed uint64) {
-	g := NewWithT(t)
-	v := newViewed(t, fmt.Sprintf("views-%d", seed), *rows)
-	random := rand.New(rand.NewPCG(seed, 0)) //nolint:gosec // not a secret
-	var done []string
-	defer func() {
-		if t.Failed() {
-			t.Logf("what happened: %s", strings.Join(done, ", "))
-		}
-	}()
-	running := []*replica{v.start(), v.start(), v.start()}
-	v.agrees()
-	w := v.watch()
-	ends := func(r *replica) {
-		running = slices.DeleteFunc(running, func(other *replica) bool { return other == r })
-	}
-	var undoing sync.WaitGroup
-	defer undoing.Wait()
-	later := func(undo func()) {
-		after := time.Duration(random.IntN(9000)) * time.Millisecond
-		undoing.Go(func() {
-			select {
-			case <-time.After(after):
-			case <-t.Context().Done():
-			}
-			undo()
-		})
-	}
-	for range 2 + random.IntN(4) {
-		if len(running) < 2 || len(running) < 5 && random.IntN(5) == 0 {
-			done = append(done, "join")
-			running = append(running, v.start())
-			continue
-		}
-		r := running[random.IntN(len(running))]
-		path := v.paths[r]
-		switch random.IntN(5) {
-		case 0:
-			done = append(done, "kill "+r.name)
-			v.kill(r)
-			w.deaf(r, true)
-			ends(r)
-		case 1:
-			done = append(done, "pause "+r.name)
-			r.signal(syscall.SIGSTOP)
-			w.deaf(r, true)
-			later(func() {
-				w.deaf(r, false)
-				r.signal(syscall.SIGCONT)
-			})
-		case 2:
-			done = append(done, "cut "+r.name)
-			path.set(true, true)
-			later(func() { path.set(false, true) })
-		case 3:
-			done = append(done, "delay "+r.name)
-			path.set(false, false)
-			later(func() { path.set(false, true) })
-		default:
-			done = append(done, "leave "+r.name)
-			r.signal(syscall.SIGTERM)
-			ends(r)
-		}
-		select {
-		case <-time.After(time.Duration(random.IntN(4000)) * time.Millisecond):
-		case <-t.Context().Done():
-		}
-		g.Expect(v.check(w)).To(BeEmpty())
-	}
-	undoing.Wait()
-	if len(running) == 0 {
-		running = append(running, v.start())
-	}
-	v.agrees()
-	g.Expect(v.check(w)).To(BeEmpty())
-	for _, r := range running {
-		r.signal(syscall.SIGTERM)
-	}
-	for _, r := range v.replicas {
-		g.Eventually(r.ended).WithTimeout(patience).Should(BeClosed())
-	}
 }
 
 // Those who may write Leases can lead the replicas somewhere else. What answers there gets no

@@ -1,0 +1,243 @@
+package replicas
+
+import (
+	"bufio"
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"testing"
+	"time"
+
+	. "github.com/onsi/gomega"
+
+	"github.com/latchkey-dev/latchkey/stateapi/v1alpha1"
+)
+
+// Whatever happens to replicas, to the network between them, and to their way to the API server, no
+// row is absent, none goes back, and none is green that no replica vouches for; at rest the view is
+// what they have. An informer and kubectl watch through all of it.
+func TestRandomViews(t *testing.T) {
+	g := NewWithT(t)
+	v := newViewed(t, fmt.Sprintf("views-%d", *seed), *rows)
+	f := &faultyView{viewed: v, running: []*replica{v.start(), v.start(), v.start()}}
+	v.agrees()
+	f.watchers = []*watcher{v.watch(), v.watchByKubectl()}
+	defer func() {
+		if t.Failed() {
+			t.Logf("what happened last: %s", strings.Join(f.done, ", "))
+		}
+	}()
+	begun := time.Now()
+	for n := range max(1, *sequences/2) {
+		f.sequence(t, *seed+uint64(n))
+		if *sequences > 10 {
+			t.Logf("%s: sequence %d, by %d replicas: %s", time.Since(begun).Round(time.Second), n, len(f.running),
+				strings.Join(f.done, ", "))
+		}
+	}
+	for _, w := range f.watchers {
+		g.Eventually(w.len).WithTimeout(patience).Should(Equal(len(v.names)))
+	}
+	for _, r := range f.running {
+		r.signal(syscall.SIGTERM)
+	}
+	for _, r := range v.replicas {
+		g.Eventually(r.ended).WithTimeout(patience).Should(BeClosed())
+	}
+}
+
+// faultyView is a fleet to which random things happen.
+type faultyView struct {
+	*viewed
+	running  []*replica
+	watchers []*watcher
+	done     []string // in this sequence
+}
+
+// sequence lets some things happen, and waits until the view agrees.
+func (f *faultyView) sequence(t *testing.T, seed uint64) {
+	t.Helper()
+	random := rand.New(rand.NewPCG(seed, 0)) //nolint:gosec // not a secret
+	f.done = nil
+	var undoing sync.WaitGroup
+	defer undoing.Wait()
+	later := func(undo func()) {
+		after := time.Duration(random.IntN(9000)) * time.Millisecond
+		undoing.Go(func() {
+			select {
+			case <-time.After(after):
+			case <-t.Context().Done():
+			}
+			undo()
+		})
+	}
+	for range 2 + random.IntN(4) {
+		f.step(random, later)
+		select {
+		case <-time.After(time.Duration(random.IntN(4000)) * time.Millisecond):
+		case <-t.Context().Done():
+		}
+		f.expectWhole(t)
+	}
+	undoing.Wait()
+	for len(f.running) < 2 {
+		f.join()
+	}
+	f.agrees()
+	f.expectWhole(t)
+}
+
+func (f *faultyView) expectWhole(t *testing.T) {
+	t.Helper()
+	for _, w := range f.watchers {
+		NewWithT(t).Expect(f.check(w)).To(BeEmpty())
+	}
+}
+
+func (f *faultyView) join() {
+	f.done = append(f.done, "join")
+	f.running = append(f.running, f.start())
+}
+
+func (f *faultyView) deaf(r *replica, is bool) {
+	for _, w := range f.watchers {
+		w.deaf(r, is)
+	}
+}
+
+// step lets one thing happen. later undoes it.
+func (f *faultyView) step(random *rand.Rand, later func(undo func())) {
+	if len(f.running) < 2 || len(f.running) < 5 && random.IntN(5) == 0 {
+		f.join()
+		return
+	}
+	r := f.running[random.IntN(len(f.running))]
+	did := func(what string) { f.done = append(f.done, what+" "+r.name) }
+	ends := func() { f.running = slices.DeleteFunc(f.running, func(other *replica) bool { return other == r }) }
+	cut := func(paths ...*proxy) {
+		for _, path := range paths {
+			path.set(true, true)
+		}
+		later(func() {
+			for _, path := range paths {
+				path.set(false, true)
+			}
+		})
+	}
+	switch random.IntN(7) {
+	case 0:
+		did("kill")
+		f.kill(r)
+		f.deaf(r, true)
+		ends()
+	case 1:
+		did("pause")
+		r.signal(syscall.SIGSTOP)
+		f.deaf(r, true)
+		later(func() {
+			f.deaf(r, false)
+			r.signal(syscall.SIGCONT)
+		})
+	case 2:
+		did("cut the others from")
+		cut(f.paths[r])
+	case 3:
+		did("delay")
+		path := f.paths[r]
+		path.set(false, false)
+		later(func() { path.set(false, true) })
+	case 4:
+		did("cut off the API server from")
+		cut(f.ways[r])
+	case 5:
+		f.done = append(f.done, "API server away")
+		var ways []*proxy
+		for _, one := range f.running {
+			ways = append(ways, f.ways[one])
+		}
+		cut(ways...)
+	default:
+		did("leave")
+		r.signal(syscall.SIGTERM)
+		ends()
+	}
+}
+
+// watchByKubectl lets kubectl watch the view until the test ends. It begins again when its watch
+// ends, and notes what must not be.
+func (v *viewed) watchByKubectl() *watcher {
+	v.t.Helper()
+	w := &watcher{rows: map[string]v1alpha1.Connection{}, dead: map[string]time.Time{}}
+	ctx, cancel := context.WithCancel(context.Background())
+	var running sync.WaitGroup
+	v.t.Cleanup(func() {
+		cancel()
+		running.Wait()
+	})
+	var lines atomic.Int64
+	running.Go(func() {
+		for ctx.Err() == nil {
+			v.kubectlOnce(ctx, w, &lines)
+			select {
+			case <-ctx.Done():
+			case <-time.After(200 * time.Millisecond):
+			}
+		}
+	})
+	NewWithT(v.t).Eventually(lines.Load).WithTimeout(patience).Should(BeNumerically(">=", len(v.names)))
+	return w
+}
+
+// kubectlOnce runs kubectl until its watch ends.
+func (v *viewed) kubectlOnce(ctx context.Context, w *watcher, lines *atomic.Int64) {
+	cmd := exec.CommandContext(ctx, filepath.Join(cp.Programs(), "kubectl"), "--kubeconfig", cp.Kubeconfig(), "get",
+		"connections."+v.group, "--watch", "--output-watch-events", "-o", `jsonpath={.type} {.object.metadata.name} `+
+			`{.object.status.state} {.object.status.term} {.object.status.epoch} {.object.status.replica}{"\n"}`)
+	stdout, err := cmd.StdoutPipe()
+	if err != nil {
+		return
+	}
+	if cmd.Start() != nil {
+		return
+	}
+	for scanner := bufio.NewScanner(stdout); scanner.Scan(); {
+		fields := strings.Split(scanner.Text(), " ")
+		if len(fields) != 6 {
+			w.breaks("kubectl prints " + scanner.Text())
+			continue
+		}
+		switch fields[0] {
+		case "DELETED":
+			w.breaks(fields[1] + " is absent for kubectl")
+		case "ERROR": // the watch ends
+			continue
+		}
+		lines.Add(1)
+		var row v1alpha1.Connection
+		row.Name, row.Status.State, row.Status.Replica = fields[1], fields[2], fields[5]
+		row.Status.Term, _ = strconv.ParseInt(fields[3], 10, 64)
+		row.Status.Epoch, _ = strconv.ParseInt(fields[4], 10, 64)
+		w.see(row)
+	}
+	_ = cmd.Wait() // with an error while no replica serves
+}
+
+func (w *watcher) breaks(text string) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.broken = append(w.broken, text)
+}
+
+func (w *watcher) len() int {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return len(w.rows)
+}
