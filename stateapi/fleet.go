@@ -12,6 +12,7 @@ import (
 	"github.com/pkg/errors"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/util/rand"
+	"k8s.io/apimachinery/pkg/util/validation"
 	"k8s.io/apiserver/pkg/authentication/authenticator"
 	"k8s.io/apiserver/pkg/authentication/request/x509"
 	"k8s.io/apiserver/pkg/authentication/user"
@@ -33,8 +34,9 @@ import (
 // The program needs get, list, watch, create, update and delete on leases in Namespace, and get on
 // the Secret, and update unless SecretReadOnly is set.
 type FleetOptions struct {
-	// Name of the fleet. The names of its Leases begin with it. Replicas of one fleet have the same
-	// Name, Namespace and Secret.
+	// Name of the fleet, such as "team": a name of Kubernetes objects of at most 63 characters. The
+	// names of its Leases begin with it, and it is the value of a label. Replicas of one fleet have
+	// the same Name, Namespace and Secret.
 	Name string
 	// Namespace of the Leases and of the Secret.
 	Namespace string
@@ -85,6 +87,13 @@ type fleet struct {
 func (s *StateAPI) setUpFleet() error {
 	o := s.options.Fleet
 	switch {
+	case len(validation.IsDNS1123Subdomain(o.Name)) > 0 || len(o.Name) > validation.LabelValueMaxLength:
+		return errors.Errorf("Name %q must be a name of Kubernetes objects (lower-case letters, digits, dashes and dots, "+
+			"a letter or a digit at the ends) of at most %d characters: names of Leases begin with it, and it is the value "+
+			"of a label", o.Name, validation.LabelValueMaxLength)
+	case s.options.Service.Name == "" && s.options.Server.Certificate == nil:
+		return errors.New("no replica could serve the view: set Options.Service, and the replicas make a certificate for " +
+			"it, or set Options.Server.Certificate")
 	case s.options.Config == nil:
 		return errors.New("Options.Config is missing")
 	case o.Namespace == "" || o.Secret == "":
