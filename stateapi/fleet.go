@@ -7,6 +7,7 @@ import (
 	"net/netip"
 	"os"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/pkg/errors"
@@ -21,6 +22,7 @@ import (
 
 	"github.com/latchkey-dev/latchkey/fence"
 	"github.com/latchkey-dev/latchkey/internal/holding"
+	"github.com/latchkey-dev/latchkey/internal/metrics"
 	"github.com/latchkey-dev/latchkey/stateapi/apiserver"
 	"github.com/latchkey-dev/latchkey/stateapi/internal/peers"
 	"github.com/latchkey-dev/latchkey/stateapi/internal/trust"
@@ -81,6 +83,7 @@ type fleet struct {
 	peers     *peers.Peers
 	merged    *merged
 	term      currentTerm // in which this replica is a member
+	serves    atomic.Bool // the view of all
 }
 
 // setUpFleet creates what the replicas say to each other with. It sends no request.
@@ -216,6 +219,11 @@ func (c *currentTerm) get() *fence.Term {
 // run keeps this replica in the fleet, and serves the view of all when it is this replica's turn,
 // until ctx is done. filled is closed when every extension has been reconciled once.
 func (f *fleet) run(ctx context.Context, filled <-chan struct{}) error {
+	defer metrics.ExportFleet(f.options.Name, func() metrics.Fleet {
+		values := f.merged.gauges(time.Now())
+		values.Serves = f.serves.Load()
+		return values
+	})()
 	var running sync.WaitGroup
 	defer running.Wait()
 	background, end := context.WithCancel(context.WithoutCancel(ctx))

@@ -2,6 +2,7 @@ package stateapi
 
 import (
 	"context"
+	"maps"
 	"slices"
 	"sync"
 	"time"
@@ -11,6 +12,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/latchkey-dev/latchkey/clustercache"
+	"github.com/latchkey-dev/latchkey/internal/metrics"
 	"github.com/latchkey-dev/latchkey/internal/statechanges"
 	"github.com/latchkey-dev/latchkey/stateapi/apiserver"
 	"github.com/latchkey-dev/latchkey/stateapi/internal/merge"
@@ -37,6 +39,7 @@ type merged struct {
 	// said has scopes by replica, extension and name. Guarded by mu.
 	said    map[string]map[client.ObjectKey]map[string]*scopeRow
 	shown   map[client.ObjectKey]shownExtension                 // guarded by mu
+	tally   *tally                                              // guarded by mu; of shown
 	known   map[client.ObjectKey]clustercache.NotOwnedExtension // guarded by mu
 	met     bool                                                // guarded by mu; members is known
 	members []string                                            // guarded by mu
@@ -55,6 +58,7 @@ type scopeRow = v1alpha1.Scope
 // shownExtension is what is shown of an extension.
 type shownExtension struct {
 	choice merge.Choice
+	state  string          // as in the Connection
 	scopes map[string]bool // names
 }
 
@@ -66,6 +70,7 @@ func newMerged(s *StateAPI, self string) *merged {
 		view:    merge.New[*v1alpha1.Connection](merge.Times{Silence: silence, Forget: forgetTerms}),
 		said:    map[string]map[client.ObjectKey]map[string]*scopeRow{},
 		shown:   map[client.ObjectKey]shownExtension{},
+		tally:   newTally(),
 		known:   map[client.ObjectKey]clustercache.NotOwnedExtension{},
 		listed:  map[string]map[string]bool{},
 		changed: make(chan struct{}),
@@ -327,6 +332,30 @@ func (m *merged) complete() (bool, <-chan struct{}) {
 		}
 	}
 	return m.met, m.changed
+}
+
+// gauges returns the values of metrics.
+func (m *merged) gauges(now time.Time) metrics.Fleet {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	others := map[string]bool{}
+	for _, name := range slices.Concat(m.members, m.view.Replicas()) {
+		if name != m.self {
+			_, others[name] = m.view.HeardAt(name)
+		}
+	}
+	values := metrics.Fleet{
+		States:    maps.Clone(m.tally.states),
+		Unclaimed: m.tally.unclaimed.at(now),
+		Contested: m.tally.contested.at(now),
+		Replicas:  1 + len(others),
+	}
+	for _, heard := range others {
+		if !heard {
+			values.Silent++
+		}
+	}
+	return values
 }
 
 func (m *merged) hasPeers() bool {

@@ -115,20 +115,23 @@ func (f *fleet) serve(ctx context.Context, running *sync.WaitGroup) (failed <-ch
 			return
 		}
 		var publishing sync.WaitGroup
-		if f.api.publisher != nil {
-			publishing.Go(func() {
-				select {
-				case <-server.Listening():
-					f.api.publisher.Run(ctx)
-				case <-life.Done():
-				}
-			})
-		}
+		publishing.Go(func() {
+			select {
+			case <-server.Listening():
+			case <-life.Done():
+				return
+			}
+			f.serves.Store(true)
+			if f.api.publisher != nil {
+				f.api.publisher.Run(ctx)
+			}
+		})
 		if err := server.Run(life); err != nil {
 			errs <- err
 		}
 		end()
 		publishing.Wait()
+		f.serves.Store(false)
 		if f.api.publisher != nil {
 			f.api.publisher.Withdraw(context.WithoutCancel(ctx))
 		}

@@ -30,14 +30,17 @@ func (m *merged) showLocked(key client.ObjectKey, now time.Time, scopes bool) {
 		m.states.Remove(key.Namespace, key.Name)
 		m.showScopesLocked(key, before.scopes, nil, false)
 		delete(m.shown, key)
+		m.tally.replace(key, before, shownExtension{}, now)
 		return
 	}
-	put(m.states, m.connectionLocked(key, choice, row, now))
-	next := shownExtension{choice: choice, scopes: before.scopes}
+	c := m.connectionLocked(key, choice, row, now)
+	next := shownExtension{choice: choice, state: c.Status.State, scopes: before.scopes}
+	put(m.states, c)
 	if scopes || before.choice.Kind != choice.Kind || before.choice.Replica != choice.Replica {
 		next.scopes = m.showScopesLocked(key, before.scopes, m.said[choice.Replica][key], choice.Kind == merge.Silent)
 	}
 	m.shown[key] = next
+	m.tally.replace(key, before, next, now)
 }
 
 // showScopesLocked replaces the scopes that are shown of an extension, and returns their names.

@@ -228,6 +228,60 @@ func fleet() []panel {
 	}
 }
 
+// view has the panels about the replicas of a fleet, by the replica that serves the view of all.
+func view() []panel {
+	served := func(gauge string) string {
+		return fmt.Sprintf(`max by (fleet) (%s{job=~"$job"} and latchkey_fleet_serving{job=~"$job"} == 1)`, gauge)
+	}
+	return []panel{
+		{
+			kind:        "timeseries",
+			title:       "Extensions of all replicas, by state",
+			width:       8,
+			description: "What kubectl get connections shows.",
+			queries: []query{{`max by (fleet, state) (latchkey_fleet_extensions{job=~"$job"} and ignoring (state) ` +
+				`latchkey_fleet_serving{job=~"$job"} == 1)`, "{{fleet}} {{state}}"}},
+		},
+		{
+			kind:        "timeseries",
+			title:       "Extensions that no replica has, or that several claim",
+			width:       8,
+			description: "Not zero while extensions move.",
+			queries: []query{
+				{served("latchkey_fleet_unclaimed_extensions"), "{{fleet}}: none has"},
+				{served("latchkey_fleet_contested_extensions"), "{{fleet}}: several claim"},
+			},
+		},
+		{
+			kind:        "timeseries",
+			title:       "For how long, of the oldest",
+			width:       8,
+			unit:        "s",
+			description: "A move takes seconds. From two minutes on there is an alert.",
+			queries: []query{
+				{served("latchkey_fleet_unclaimed_oldest_seconds"), "{{fleet}}: none has"},
+				{served("latchkey_fleet_contested_oldest_seconds"), "{{fleet}}: several claim"},
+			},
+		},
+		{
+			kind:    "timeseries",
+			title:   "Replicas",
+			width:   12,
+			queries: []query{{`max by (fleet) (latchkey_fleet_replicas{job=~"$job"})`, "{{fleet}}"}},
+		},
+		{
+			kind:        "timeseries",
+			title:       "Replicas that are not heard by another one, and that serve",
+			width:       12,
+			description: "None, and one. Several that serve are a hand-over.",
+			queries: []query{
+				{`max by (fleet) (latchkey_fleet_silent_replicas{job=~"$job"})`, "{{fleet}}: not heard"},
+				{`sum by (fleet) (latchkey_fleet_serving{job=~"$job"})`, "{{fleet}}: serve"},
+			},
+		},
+	}
+}
+
 // tenant has the panels about one extension.
 func tenant() []panel {
 	const one = selector + `,exported_namespace=~"$namespace",name=~"$name"`
@@ -297,8 +351,9 @@ func variable(name, expr string) object {
 
 func dashboard() object {
 	panels, line := row("Fleet", 0, fleet())
+	views, line := row("View of all replicas", line, view())
 	tenants, _ := row("Tenant", line, tenant())
-	panels = append(panels, tenants...)
+	panels = slices.Concat(panels, views, tenants)
 	for i, p := range panels {
 		p["id"] = i + 1
 	}

@@ -65,7 +65,7 @@ func TestMetricsExist(t *testing.T) {
 	}
 
 	shown := map[string]bool{}
-	for _, panel := range slices.Concat(fleet(), tenant()) {
+	for _, panel := range slices.Concat(fleet(), view(), tenant()) {
 		for _, query := range panel.queries {
 			for _, name := range metricName.FindAllString(query.expr, -1) {
 				g.Expect(exist).To(HaveKey(name), panel.title)

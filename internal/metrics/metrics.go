@@ -187,7 +187,8 @@ type collector struct {
 	next     int
 	exported map[int]exported // guarded by mu
 
-	announced map[string]int // how often, by name; guarded by mu
+	announced map[string]int        // how often, by name; guarded by mu
+	fleets    map[int]exportedFleet // guarded by mu
 }
 
 // exported is a cache of some name, which other caches may share.
@@ -251,15 +252,15 @@ func (c *collector) announce(name string) (end func()) {
 
 // Describe implements prometheus.Collector.
 func (c *collector) Describe(ch chan<- *prometheus.Desc) {
-	for _, desc := range []*prometheus.Desc{leading, connections, degraded, watches, informers, objects, caches,
-		cacheUsers,
-		permissions, owned, ownedBySlice, extensionConnected, extensionSuccess} {
+	for _, desc := range slices.Concat([]*prometheus.Desc{leading, connections, degraded, watches, informers, objects,
+		caches, cacheUsers, permissions, owned, ownedBySlice, extensionConnected, extensionSuccess}, fleetGauges) {
 		ch <- desc
 	}
 }
 
 // Collect implements prometheus.Collector. Collect holds no lock while it calls the snapshots.
 func (c *collector) Collect(ch chan<- prometheus.Metric) {
+	c.collectFleets(ch)
 	c.mu.Lock()
 	caches := slices.Collect(maps.Values(c.exported))
 	announced := slices.Collect(maps.Keys(c.announced))
