@@ -99,6 +99,9 @@ func inSeconds(rule map[string]any) map[string]any {
 		// Attempts at servers that hang come in waves, as far apart as a timeout, which remains 5 s.
 		rule["expr"] = strings.Replace(rule["expr"].(string), "[5s]", "[10s]", 1)
 	}
+	if text, ok := rule["expr"].(string); ok && strings.Contains(text, "_oldest_seconds") {
+		rule["expr"] = strings.Replace(text, "> 120", "> 10", 1) // a move takes its seconds, in a test too
+	}
 	return rule
 }
 
@@ -324,7 +327,9 @@ func TestAlertsOfTheManager(t *testing.T) {
 	p := install(t, func(*controlplane.ControlPlane) {}, "-f", "testdata/tokens.values.yaml", "--set",
 		"recordPermissions=true") // which a panel shows
 	t.Run("dashboard", func(t *testing.T) {
-		p.checkDashboard(t, func(expr string) bool { return !strings.Contains(expr, "latchkey_ownership_") })
+		p.checkDashboard(t, func(expr string) bool {
+			return !strings.Contains(expr, "latchkey_ownership_") && !strings.Contains(expr, "latchkey_fleet_")
+		})
 	})
 
 	account := func(verb, name string) func(g Gomega) {
