@@ -247,6 +247,8 @@ func endsWithin(ctx context.Context, patience time.Duration, run func(context.Co
 const (
 	// gracefulShutdown is how long the manager waits until its controllers return.
 	gracefulShutdown = 5 * time.Second
+	// stateHandOver is how long one view of all replicas is served until another replica serves it.
+	stateHandOver = 8 * time.Second
 	// shutdownTimeout is how long the shutdown may take, without the time to hand buckets over.
 	shutdownTimeout = 9 * time.Second
 	// permissionInterval is how often the cache reviews this program's own read permissions.
@@ -298,7 +300,7 @@ func (m *managerFlags) run(ctx context.Context, restConfig *rest.Config, options
 	managerOptions := manager.Options{
 		Metrics:                 metrics,
 		HealthProbeBindAddress:  "0", // serveProbes listens, after all options were checked
-		GracefulShutdownTimeout: new(gracefulShutdown),
+		GracefulShutdownTimeout: new(m.gracefulShutdown()),
 		// Without a permission the manager stays up and logs the missing permission. Once the
 		// permission is granted, the manager continues.
 		NewCache: scopedcache.NewWithOptions(scopedcache.Options{AccessReviewInterval: permissionInterval}),

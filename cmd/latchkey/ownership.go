@@ -22,7 +22,7 @@ import (
 )
 
 // handOverTimeout is how long a manager that ends hands its buckets over: with shutdownTimeout
-// less than the 30 s after which Kubernetes kills a Pod.
+// less than the terminationGracePeriodSeconds of the chart.
 const handOverTimeout = 18 * time.Second
 
 // sharingFlags say how replicas share the extensions.
@@ -58,10 +58,20 @@ func (s *sharingFlags) bind(flags *flag.FlagSet) {
 
 // shutdownTimeout returns how long the whole shutdown may take.
 func (m *managerFlags) shutdownTimeout() time.Duration {
+	timeout := shutdownTimeout - gracefulShutdown + m.gracefulShutdown()
 	if m.sharing.buckets != 0 {
-		return handOverTimeout + shutdownTimeout
+		timeout += handOverTimeout
 	}
-	return shutdownTimeout
+	return timeout
+}
+
+// gracefulShutdown returns how long the manager waits until its controllers return, and the state
+// API until another replica serves.
+func (m *managerFlags) gracefulShutdown() time.Duration {
+	if m.state.enabled && m.sharing.shares() {
+		return gracefulShutdown + stateHandOver
+	}
+	return gracefulShutdown
 }
 
 func (s *sharingFlags) shares() bool { return s.buckets != 0 || s.ring != "" }
