@@ -425,10 +425,12 @@ spec: {namespace: default, serviceAccount: {name: seen-%[1]d}}
 	_, rest, _ := strings.Cut(string(printed), "\n---\n")
 	rest = strings.ReplaceAll(rest, "port: 443", "port: "+port)
 	apply(rest)
+	var pages []string
 	start := func(ip string) *replica {
-		peers := freeAddress(t)
+		peers, page := freeAddress(t), freeAddress(t)
+		pages = append(pages, page)
 		return startReplicaWith(t, "--kubeconfig", cp.Kubeconfig(), "--buckets=8", "--state-api-address="+ip,
-			"--state-api-peer-bind-address="+peers, "--state-api-peer-address="+peers)
+			"--state-api-peer-bind-address="+peers, "--state-api-peer-address="+peers, "--status-address="+page)
 	}
 	first, second := start("10.1.2.3"), start("10.1.2.4")
 	network.replicas.Store(&[]*replica{first, second})
@@ -458,6 +460,10 @@ spec: {namespace: default, serviceAccount: {name: seen-%[1]d}}
 	g.Expect(err).NotTo(HaveOccurred())
 	for holder := range holders() {
 		g.Expect(strings.Split(leases, "\n")).To(ContainElement(holder))
+	}
+	for _, page := range pages {
+		g.Eventually(func(g Gomega) { g.Expect(shownBy(page)).To(Equal(holders())) }).WithTimeout(patience).Should(Succeed(),
+			"the status page of each has the extensions of both")
 	}
 	authority := func() string {
 		out, err := cp.Kubectl(t.Context(), "get", "secret", "latchkey-state-authority", "-n", "latchkey-system", "-o",
@@ -515,4 +521,24 @@ spec: {namespace: default, serviceAccount: {name: seen-%[1]d}}
 	for _, r := range []*replica{first, second} {
 		g.Expect(r.log.String()).NotTo(Or(ContainSubstring("panic"), ContainSubstring("PRIVATE KEY")))
 	}
+}
+
+// shownBy returns how many extensions the status page at an address shows as connected, by replica.
+func shownBy(address string) map[string]int {
+	resp, err := http.Get("http://" + address + "/status/view?state=Connected")
+	if err != nil {
+		return nil
+	}
+	defer func() { _ = resp.Body.Close() }()
+	var view struct {
+		Page struct{ Rows []struct{ Replica string } }
+	}
+	if err := json.NewDecoder(resp.Body).Decode(&view); err != nil {
+		return nil
+	}
+	found := map[string]int{}
+	for _, row := range view.Page.Rows {
+		found[row.Replica]++
+	}
+	return found
 }
