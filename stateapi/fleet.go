@@ -31,7 +31,7 @@ import (
 
 // FleetOptions let replicas that share the extensions serve one view of all of them. Each replica
 // serves its own states to the others, by mutual TLS, and has the states of all. One of them serves
-// that view to the API server in front.
+// that view to the API server in front: Options.Service or Options.Server.Certificate must be set.
 //
 // The program needs get, list, watch, create, update and delete on leases in Namespace, and get on
 // the Secret, and update unless SecretReadOnly is set.

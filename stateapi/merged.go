@@ -2,7 +2,6 @@ package stateapi
 
 import (
 	"context"
-	"maps"
 	"slices"
 	"sync"
 	"time"
@@ -12,7 +11,6 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/latchkey-dev/latchkey/clustercache"
-	"github.com/latchkey-dev/latchkey/internal/metrics"
 	"github.com/latchkey-dev/latchkey/internal/statechanges"
 	"github.com/latchkey-dev/latchkey/stateapi/apiserver"
 	"github.com/latchkey-dev/latchkey/stateapi/internal/merge"
@@ -332,30 +330,6 @@ func (m *merged) complete() (bool, <-chan struct{}) {
 		}
 	}
 	return m.met, m.changed
-}
-
-// gauges returns the values of metrics.
-func (m *merged) gauges(now time.Time) metrics.Fleet {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	others := map[string]bool{}
-	for _, name := range slices.Concat(m.members, m.view.Replicas()) {
-		if name != m.self {
-			_, others[name] = m.view.HeardAt(name)
-		}
-	}
-	values := metrics.Fleet{
-		States:    maps.Clone(m.tally.states),
-		Unclaimed: m.tally.unclaimed.at(now),
-		Contested: m.tally.contested.at(now),
-		Replicas:  1 + len(others),
-	}
-	for _, heard := range others {
-		if !heard {
-			values.Silent++
-		}
-	}
-	return values
 }
 
 func (m *merged) hasPeers() bool {

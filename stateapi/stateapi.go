@@ -42,8 +42,7 @@ type Options struct {
 	// needed with a Service.
 	Server apiserver.ExtensionAPIServerOptions
 	// Fleet, if it has a name, lets replicas that share the extensions serve one view of all of
-	// them. Needs Config, and Service or Server.Certificate. Server.Listener must not be set,
-	// because a replica may serve again.
+	// them. Needs Config. Server.Listener must not be set, because a replica may serve again.
 	Fleet FleetOptions
 }
 

@@ -2,6 +2,8 @@ package stateapi
 
 import (
 	"container/list"
+	"maps"
+	"slices"
 	"time"
 
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -81,4 +83,28 @@ func (l *lasting) at(now time.Time) (result metrics.Lasting) {
 	}
 	result.Extensions = l.order.Len()
 	return result
+}
+
+// gauges returns the values of metrics.
+func (m *merged) gauges(now time.Time) metrics.Fleet {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	others := map[string]bool{}
+	for _, name := range slices.Concat(m.members, m.view.Replicas()) {
+		if name != m.self {
+			_, others[name] = m.view.HeardAt(name)
+		}
+	}
+	values := metrics.Fleet{
+		States:    maps.Clone(m.tally.states),
+		Unclaimed: m.tally.unclaimed.at(now),
+		Contested: m.tally.contested.at(now),
+		Replicas:  1 + len(others),
+	}
+	for _, heard := range others {
+		if !heard {
+			values.Silent++
+		}
+	}
+	return values
 }

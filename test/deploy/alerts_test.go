@@ -327,7 +327,7 @@ func TestAlertsOfTheManager(t *testing.T) {
 	p := install(t, func(*controlplane.ControlPlane) {}, "-f", "testdata/tokens.values.yaml", "--set",
 		"recordPermissions=true") // which a panel shows
 	t.Run("dashboard", func(t *testing.T) {
-		p.checkDashboard(t, func(expr string) bool {
+		p.checkDashboard(t, func(expr string) bool { // the others are about replicas that share
 			return !strings.Contains(expr, "latchkey_ownership_") && !strings.Contains(expr, "latchkey_fleet_")
 		})
 	})
