@@ -4,7 +4,9 @@ import (
 	"bufio"
 	"context"
 	"encoding/json"
+	"fmt"
 	"io"
+	"net"
 	"net/http"
 	"os"
 	"os/exec"
@@ -27,7 +29,7 @@ func TestGetStarted(t *testing.T) {
 	testenv.SkipIfShort(t)
 	g := NewWithT(t)
 	parts := commandsOf(t, "get-started.md")
-	g.Expect(parts).To(HaveLen(2))
+	g.Expect(parts).To(HaveLen(5))
 	status, run := startDemo(t)
 	type view struct {
 		Extension struct {
@@ -56,6 +58,72 @@ func TestGetStarted(t *testing.T) {
 		reasons = append(reasons, e.What+" "+e.Reason)
 	}
 	g.Expect(reasons).To(ContainElements("Disconnected ServiceAccountNotFound", "Connected "))
+	getStartedWithReplicas(t, parts[2:], run)
+}
+
+// getStartedWithReplicas runs the part about two replicas, at other ports than those of the page.
+func getStartedWithReplicas(t *testing.T, parts [][]string, run func(...string) string) {
+	t.Helper()
+	g := NewWithT(t)
+	self, err := os.Executable()
+	g.Expect(err).NotTo(HaveOccurred())
+	ports := []string{"LATCHKEY_TEST_MAIN", mainEnv}
+	for _, port := range []string{"8100", "8101", "8102", "8200", "8201", "8202"} {
+		_, free, err := net.SplitHostPort(freeAddress(t))
+		g.Expect(err).NotTo(HaveOccurred())
+		ports = append(ports, port, free)
+	}
+	at := strings.NewReplacer(ports...)
+	follow := func(part []string) string {
+		return run(append([]string{"export LATCHKEY=" + self + " TMPDIR=" + t.TempDir(), "export " + mainEnv + "=1"},
+			strings.Split(at.Replace(strings.Join(part, "\n")), "\n")...)...)
+	}
+	t.Cleanup(func() { // what a failed test leaves
+		for _, port := range []string{"8100", "8200"} {
+			_ = exec.Command("pkill", "-9", "-f", "--", at.Replace("--state-api-bind-address=127.0.0.1:"+port)).Run()
+		}
+	})
+	g.Expect(follow(parts[0])).To(ContainSubstring("REPLICA"))
+	rows := func(port string) func() map[string]int { // by state and replica
+		return func() map[string]int {
+			resp, err := http.Get(at.Replace("http://127.0.0.1:" + port + "/status/connections?format=json"))
+			if err != nil {
+				return nil
+			}
+			defer resp.Body.Close()
+			var rows struct {
+				Connections []struct{ State, Replica string }
+			}
+			_ = json.NewDecoder(resp.Body).Decode(&rows)
+			found := map[string]int{}
+			for _, row := range rows.Connections {
+				found[row.State+" "+row.Replica]++
+			}
+			return found
+		}
+	}
+	// By chance, one replica may have all: then more tenants come.
+	more := 0
+	g.Eventually(func(g Gomega) {
+		for _, port := range []string{"8102", "8202"} {
+			seen, sum := rows(port)(), 0
+			for key, n := range seen {
+				g.Expect(key).To(HavePrefix("Connected "))
+				sum += n
+			}
+			g.Expect(sum).To(Equal(6 + more))
+			if len(seen) == 1 {
+				more++
+				run(fmt.Sprintf(`sed "s/^  name: mine$/  name: more-%d/" docs/get-started.yaml | kubectl apply -f -`, more))
+			}
+			g.Expect(seen).To(HaveLen(2), "replicas")
+		}
+	}).WithTimeout(patience).WithPolling(time.Second).Should(Succeed())
+	follow(parts[1])
+	g.Eventually(rows("8202")).WithTimeout(patience).Should(HaveKey(HavePrefix("Unknown ")))
+	g.Eventually(rows("8202")).WithTimeout(patience).ShouldNot(HaveKey(HavePrefix("Unknown ")))
+	g.Eventually(rows("8202")).WithTimeout(patience).Should(And(HaveLen(1), HaveKey(HavePrefix("Connected "))))
+	follow(parts[2])
 }
 
 // docs/guide-permissions.md works as it is written: the tenant ends up with the permissions that it

@@ -58,7 +58,7 @@ func BenchmarkViews(b *testing.B) {
 			b.Run(fmt.Sprintf("replicas=%d/view=%t", count, with), func(b *testing.B) {
 				g := NewWithT(b)
 				v := newViewed(b, fmt.Sprintf("views%d%t", count, with), *size)
-				v.options.Buckets, v.options.Lease = 64, 15*time.Second
+				v.options.Buckets, v.options.Lease = 128, 15*time.Second
 				for range count {
 					if with {
 						v.start()
