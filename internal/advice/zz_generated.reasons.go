@@ -27,6 +27,6 @@ var reasons = map[string]string{
 	"ScopesForbidden":        "Grant the ServiceAccount list and watch: kubectl latchkey role EXTENSION --missing prints the role. Or nothing, if it is intended: mute it.",
 	"RequestsRefused":        "Grant the ServiceAccount what the message names: kubectl latchkey role EXTENSION --missing prints the role, where permissions are on record.",
 	"KindsNotServed":         "Install the CustomResourceDefinition, or the API server's extension. It is noticed within a minute.",
-	"NoReplica":              "If it lasts: [LatchkeyExtensionUnclaimed](#latchkeyextensionunclaimed) says where to look.",
-	"ReplicaSilent":          "Look at that replica's Pod, and at the network path between the replicas: [LatchkeyReplicaSilent](#latchkeyreplicasilent). If it is gone, others take its extensions within two of its Leases.",
+	"NoReplica":              "If it lasts: read the replicas' logs, and look at the Leases, as for LatchkeyExtensionUnclaimed.",
+	"ReplicaSilent":          "Look at that replica's Pod, and at the network path between the replicas, as for LatchkeyReplicaSilent. If it is gone, others take its extensions within two of its Leases.",
 }
