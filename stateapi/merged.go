@@ -25,7 +25,10 @@ const (
 // merged has what all replicas of the fleet say, and the stores of what is shown of it. Package
 // merge decides that. Its methods may be called from any goroutine.
 type merged struct {
-	self   string
+	self string
+	// The extensions are namespaced, and terms say nothing: Options and FleetOptions.
+	namespaced, ignoreTerms bool
+
 	own    func(*v1alpha1.Connection) // fills in what changes all the time, of this replica's own
 	ownGet func(*v1alpha1.Connection)
 	get    func(ctx context.Context, replica, resource, namespace, name string, into runtime.Object) error
@@ -62,18 +65,20 @@ type shownExtension struct {
 
 func newMerged(s *StateAPI, self string) *merged {
 	m := &merged{
-		self:    self,
-		own:     s.refresh,
-		ownGet:  s.refreshAndCount,
-		view:    merge.New[*v1alpha1.Connection](merge.Times{Silence: silence, Forget: forgetTerms}),
-		said:    map[string]map[client.ObjectKey]map[string]*scopeRow{},
-		shown:   map[client.ObjectKey]shownExtension{},
-		tally:   newTally(),
-		known:   map[client.ObjectKey]clustercache.NotOwnedExtension{},
-		listed:  map[string]map[string]bool{},
-		changed: make(chan struct{}),
-		metAt:   map[string]time.Time{},
-		begun:   make(chan struct{}),
+		self:        self,
+		namespaced:  s.options.Namespaced,
+		ignoreTerms: s.options.Fleet.IgnoreTerms,
+		own:         s.refresh,
+		ownGet:      s.refreshAndCount,
+		view:        merge.New[*v1alpha1.Connection](merge.Times{Silence: silence, Forget: forgetTerms}),
+		said:        map[string]map[client.ObjectKey]map[string]*scopeRow{},
+		shown:       map[client.ObjectKey]shownExtension{},
+		tally:       newTally(),
+		known:       map[client.ObjectKey]clustercache.NotOwnedExtension{},
+		listed:      map[string]map[string]bool{},
+		changed:     make(chan struct{}),
+		metAt:       map[string]time.Time{},
+		begun:       make(chan struct{}),
 	}
 	m.states, m.scopes = s.newStores(m.refresh, nil, s.countObjects, 0)
 	return m
@@ -185,8 +190,9 @@ func (m *merged) Replaced(replica, resource string, objects []runtime.Object) {
 	if resource == connectionsResource {
 		rows := make(map[client.ObjectKey]merge.Row[*v1alpha1.Connection], len(objects))
 		for _, object := range objects {
-			c := object.(*v1alpha1.Connection)
-			rows[client.ObjectKeyFromObject(c)] = rowOf(received(c, replica))
+			if c, ok := m.received(object.(*v1alpha1.Connection), replica); ok {
+				rows[client.ObjectKeyFromObject(c)] = rowOf(c)
+			}
 		}
 		m.showAllLocked(m.view.Replace(replica, rows), now)
 	} else {
@@ -211,18 +217,11 @@ func (m *merged) Replaced(replica, resource string, objects []runtime.Object) {
 	}
 }
 
-// received returns what a replica says, which it cannot say in the name of another one.
-func received(c *v1alpha1.Connection, replica string) *v1alpha1.Connection {
-	c.Status.Replica, c.Status.ClaimedBy, c.ResourceVersion = replica, nil, ""
-	return c
-}
-
 func (m *merged) sayLocked(replica string, scope *v1alpha1.Scope) (key client.ObjectKey) {
 	key = client.ObjectKey{Namespace: scope.Namespace, Name: scope.Status.Extension}
-	if scope.Name != nameOfScope(key.Name, scope.Status.Selection, scope.Status.Representation) {
-		return key // it would take the place of another extension's
+	if !m.receivedScope(scope) {
+		return key
 	}
-	scope.ResourceVersion = ""
 	said := m.saidLocked(replica)
 	if said[key] == nil {
 		said[key] = map[string]*scopeRow{}
@@ -238,9 +237,11 @@ func (m *merged) Changed(replica, _ string, object runtime.Object) {
 	now := time.Now()
 	switch object := object.(type) {
 	case *v1alpha1.Connection:
-		key := client.ObjectKeyFromObject(object)
-		m.view.Claim(replica, key, rowOf(received(object, replica)))
-		m.showLocked(key, now, false)
+		if c, ok := m.received(object, replica); ok {
+			key := client.ObjectKeyFromObject(c)
+			m.view.Claim(replica, key, rowOf(c))
+			m.showLocked(key, now, false)
+		}
 	case *v1alpha1.Scope:
 		m.showLocked(m.sayLocked(replica, object), now, true)
 	}
@@ -367,8 +368,8 @@ func (s *fleetStore) Get(ctx apiserver.Context, name string, options *metav1.Get
 		return c, nil
 	}
 	fresh := &v1alpha1.Connection{}
-	if err := s.merged.get(ctx, c.Status.Replica, connectionsResource, c.Namespace, c.Name, fresh); err != nil ||
-		fresh.UID != c.UID {
+	err = s.merged.get(ctx, c.Status.Replica, connectionsResource, c.Namespace, c.Name, fresh)
+	if _, ok := s.merged.received(fresh, c.Status.Replica); err != nil || !ok || fresh.UID != c.UID {
 		s.merged.refresh(c)
 		return c, nil //nolint:nilerr // what it said before is shown
 	}

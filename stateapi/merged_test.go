@@ -1,7 +1,9 @@
 package stateapi
 
 import (
+	"strings"
 	"testing"
+	"time"
 
 	. "github.com/onsi/gomega"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -41,4 +43,82 @@ func TestScopesOfOthers(t *testing.T) {
 		states[one.Status.Extension] = one.Status.State
 	}
 	g.Expect(states).To(Equal(map[string]string{"red": "Synced", "blue": "Forbidden"}))
+}
+
+// What a replica says is shown if it can exist, and be read, and of its metadata only what it is.
+func TestReceived(t *testing.T) {
+	g := NewWithT(t)
+	m := newMerged(&StateAPI{version: v1alpha1.GroupVersion}, "me")
+	late := metav1.Date(10000, 1, 1, 0, 0, 0, 0, time.UTC)
+	early := metav1.Date(-1, 1, 1, 0, 0, 0, 0, time.UTC)
+	fine := metav1.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
+	said := func() *v1alpha1.Connection {
+		return &v1alpha1.Connection{
+			ObjectMeta: metav1.ObjectMeta{
+				Name:              "red",
+				UID:               "1",
+				ResourceVersion:   "7",
+				CreationTimestamp: late,
+				Labels:            map[string]string{v1alpha1.ExtensionUIDLabel: "2", "a": "b"},
+				Annotations:       map[string]string{"a": "b"},
+				Finalizers:        []string{"a"},
+			},
+			Status: v1alpha1.ConnectionStatus{
+				State:           "Splendid",
+				Replica:         "another",
+				ClaimedBy:       []string{"another"},
+				Term:            3,
+				Since:           &late,
+				TokenExpires:    &early,
+				CredentialSince: &fine,
+				Probe:           v1alpha1.ProbeStatus{LastTime: &late, LastSuccessTime: &late},
+				Problems:        []v1alpha1.Problem{{Since: &late}},
+				Conditions:      []metav1.Condition{{LastTransitionTime: late}},
+				Permissions: &v1alpha1.PermissionRecord{
+					Used:    []v1alpha1.PermissionUse{{First: &late, Last: late}},
+					Refused: []v1alpha1.PermissionUse{{First: &fine, Last: fine}},
+				},
+			},
+		}
+	}
+	c, ok := m.received(said(), "you")
+	g.Expect(ok).To(BeTrue())
+	g.Expect(c).To(Equal(&v1alpha1.Connection{
+		ObjectMeta: metav1.ObjectMeta{
+			Name:   "red",
+			UID:    "1",
+			Labels: map[string]string{v1alpha1.ExtensionUIDLabel: "1"},
+		},
+		Status: v1alpha1.ConnectionStatus{
+			State:           v1alpha1.StateUnknown,
+			Replica:         "you",
+			Term:            3,
+			CredentialSince: &fine,
+			Problems:        []v1alpha1.Problem{{}},
+			Conditions:      []metav1.Condition{{}},
+			Permissions: &v1alpha1.PermissionRecord{
+				Used:    []v1alpha1.PermissionUse{{}},
+				Refused: []v1alpha1.PermissionUse{{First: &fine, Last: fine}},
+			},
+		},
+	}))
+	for _, wrong := range []metav1.ObjectMeta{{}, {Name: "a/b"}, {Name: ".."}, {Name: strings.Repeat("a", 254)},
+		{Namespace: "ns", Name: "red"}} {
+		bad := said()
+		bad.ObjectMeta = wrong
+		_, ok := m.received(bad, "you")
+		g.Expect(ok).To(BeFalse(), "%v", wrong)
+	}
+	m.namespaced, m.ignoreTerms = true, true
+	_, ok = m.received(said(), "you")
+	g.Expect(ok).To(BeFalse(), "without a namespace")
+	bad := said()
+	bad.Namespace = "a/b"
+	_, ok = m.received(bad, "you")
+	g.Expect(ok).To(BeFalse())
+	good := said()
+	good.Namespace = "ns"
+	c, ok = m.received(good, "you")
+	g.Expect(ok).To(BeTrue())
+	g.Expect(c.Status.Term).To(BeZero())
 }

@@ -6,6 +6,7 @@ import (
 
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/latchkey-dev/latchkey/clustercache"
@@ -28,7 +29,7 @@ func (m *merged) showLocked(key client.ObjectKey, now time.Time, scopes bool) {
 	before := m.shown[key]
 	if choice.Kind == merge.Absent {
 		m.states.Remove(key.Namespace, key.Name)
-		m.showScopesLocked(key, before.scopes, nil, false)
+		m.showScopesLocked(key, before.scopes, nil, choice)
 		delete(m.shown, key)
 		m.tally.replace(key, before, shownExtension{}, now)
 		return
@@ -37,7 +38,7 @@ func (m *merged) showLocked(key client.ObjectKey, now time.Time, scopes bool) {
 	next := shownExtension{choice: choice, state: c.Status.State, scopes: before.scopes}
 	put(m.states, c)
 	if scopes || before.choice.Kind != choice.Kind || before.choice.Replica != choice.Replica {
-		next.scopes = m.showScopesLocked(key, before.scopes, m.said[choice.Replica][key], choice.Kind == merge.Silent)
+		next.scopes = m.showScopesLocked(key, before.scopes, m.said[choice.Replica][key], choice)
 	}
 	m.shown[key] = next
 	m.tally.replace(key, before, next, now)
@@ -45,7 +46,7 @@ func (m *merged) showLocked(key client.ObjectKey, now time.Time, scopes bool) {
 
 // showScopesLocked replaces the scopes that are shown of an extension, and returns their names.
 func (m *merged) showScopesLocked(key client.ObjectKey, before map[string]bool, scopes map[string]*scopeRow,
-	silent bool) (names map[string]bool) {
+	choice merge.Choice) (names map[string]bool) {
 	for name := range before {
 		if scopes[name] == nil {
 			m.scopes.Remove(key.Namespace, name)
@@ -57,7 +58,9 @@ func (m *merged) showScopesLocked(key client.ObjectKey, before map[string]bool, 
 		}
 		names[name] = true
 		shown := copyOfScope(scope)
-		if silent {
+		shown.UID = types.UID(string(choice.UID) + "/" + name)
+		shown.Labels = map[string]string{v1alpha1.ExtensionUIDLabel: string(choice.UID)}
+		if choice.Kind == merge.Silent {
 			shown.Status.State, shown.Status.Reason = v1alpha1.StateUnknown, v1alpha1.ReasonReplicaSilent
 		}
 		m.scopes.Put(shown)

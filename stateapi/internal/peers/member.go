@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strings"
 	"time"
+	"unicode"
 
 	coordinationv1 "k8s.io/api/coordination/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -72,8 +73,16 @@ func (o *Options) memberOf(lease *coordinationv1.Lease) (m member, ok bool) {
 		return m, false
 	}
 	m = member{lease: lease.Name, identity: (*lease.Spec.HolderIdentity)[:at], address: address}
-	return m, m.identity != "" && m.lease == o.leaseName(m.identity)
+	if m.identity == "" || len(m.identity) > maxIdentity || strings.ContainsFunc(m.identity, unprintable) {
+		return m, false
+	}
+	return m, m.lease == o.leaseName(m.identity)
 }
+
+// maxIdentity is how long an identity may be, which is in logs and on pages.
+const maxIdentity = 253
+
+func unprintable(r rune) bool { return !unicode.IsPrint(r) }
 
 // maxMembers is how many replicas are followed. More Leases than that are not those of replicas.
 const maxMembers = 100

@@ -16,6 +16,9 @@ type observed struct {
 	leases  map[string]observation
 }
 
+// maxObserved is how many Leases are known at a time.
+const maxObserved = 10 * maxMembers
+
 type observation struct {
 	lease *coordinationv1.Lease
 	at    time.Time // with a monotonic reading
@@ -25,7 +28,9 @@ func (o *observed) see(lease *coordinationv1.Lease, now time.Time) {
 	if last, ok := o.leases[lease.Name]; ok && last.lease.ResourceVersion == lease.ResourceVersion {
 		return
 	}
-	o.leases[lease.Name] = observation{lease, now}
+	if _, known := o.leases[lease.Name]; known || len(o.leases) < maxObserved {
+		o.leases[lease.Name] = observation{lease, now}
+	}
 }
 
 func (o *observed) gone(name string) { delete(o.leases, name) }

@@ -6,6 +6,7 @@ import (
 	"math"
 	"net"
 	"net/http"
+	"reflect"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -31,6 +32,8 @@ const (
 	firstListTimeout = 30 * time.Second
 	firstBackoff     = 200 * time.Millisecond
 	longestBackoff   = 2 * time.Second
+	// fullPause is how long a peer is left alone that has sent too much in less time.
+	fullPause = time.Minute
 )
 
 // peer is another replica.
@@ -115,11 +118,16 @@ func (p *peer) run(ctx context.Context) {
 	for ctx.Err() == nil {
 		heard := p.heardAt()
 		var tries atomic.Int32
-		p.connect(ctx, func(err error) {
+		begun := time.Now()
+		full := p.connect(ctx, func(err error) {
 			tries.Add(1)
 			failed(err)
 		})
+		pause := time.Duration(0)
 		switch {
+		case full && time.Since(begun) < fullPause: // it would go on like that
+			failed(errTooMuch)
+			pause = fullPause
 		case p.heardAt() != heard:
 			backoff = newBackoff()
 			mu.Lock()
@@ -130,7 +138,7 @@ func (p *peer) run(ctx context.Context) {
 		}
 		select {
 		case <-ctx.Done():
-		case <-time.After(backoff.Step()):
+		case <-time.After(max(pause, backoff.Step())):
 		}
 	}
 }
@@ -158,7 +166,8 @@ func reason(err error) string {
 }
 
 // connect follows the resources of the peer until ctx is done, it is silent, or others are trusted.
-func (p *peer) connect(ctx context.Context, failed func(error)) {
+// full reports that it has sent too much.
+func (p *peer) connect(ctx context.Context, failed func(error)) (full bool) {
 	options := &p.peers.options
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -195,7 +204,7 @@ func (p *peer) connect(ctx context.Context, failed func(error)) {
 	})
 	if err != nil {
 		failed(err)
-		return
+		return false
 	}
 	p.client.Store(client)
 	defer p.client.Store(nil)
@@ -224,10 +233,8 @@ func (p *peer) connect(ctx context.Context, failed func(error)) {
 			}
 		})
 	}
-	before := p.heardAt()
-	if p.await(ctx, changed); received.isFull() && p.heardAt() == before {
-		failed(errTooMuch)
-	}
+	p.await(ctx, changed)
+	return received.isFull()
 }
 
 // await returns when ctx is done, the peer is silent, or others are trusted.
@@ -282,17 +289,35 @@ var (
 	_ toolscache.ResourceVersionUpdater = (*stream)(nil)
 )
 
+// errOtherType is why nothing is passed on of another type than that of the resource: a list says
+// itself what it has.
+var errOtherType = errors.New("it sends objects of another type")
+
+// check returns an error for an object of another type.
+func (s *stream) check(object any) error {
+	if reflect.TypeOf(object) != reflect.TypeOf(s.peer.peers.options.Resources[s.resource]) {
+		return errOtherType
+	}
+	return nil
+}
+
 // Add implements toolscache.ReflectorStore.
 func (s *stream) Add(object any) error { return s.Update(object) }
 
 // Update implements toolscache.ReflectorStore.
 func (s *stream) Update(object any) error {
+	if err := s.check(object); err != nil {
+		return err
+	}
 	s.peer.peers.listener.Changed(s.peer.member.identity, s.resource, object.(runtime.Object))
 	return nil
 }
 
 // Delete implements toolscache.ReflectorStore.
 func (s *stream) Delete(object any) error {
+	if err := s.check(object); err != nil {
+		return err
+	}
 	s.peer.peers.listener.Removed(s.peer.member.identity, s.resource, object.(runtime.Object))
 	return nil
 }
@@ -301,6 +326,9 @@ func (s *stream) Delete(object any) error {
 func (s *stream) Replace(list []any, _ string) error {
 	objects := make([]runtime.Object, len(list))
 	for i, object := range list {
+		if err := s.check(object); err != nil {
+			return err
+		}
 		objects[i] = object.(runtime.Object)
 	}
 	s.peer.peers.listener.Replaced(s.peer.member.identity, s.resource, objects)

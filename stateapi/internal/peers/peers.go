@@ -42,7 +42,8 @@ type Options struct {
 	Authority *trust.Authority
 	// Silence is how long a peer may say nothing before it is connected anew.
 	Silence time.Duration
-	// MaxReceived is how many bytes are received from a peer over one connection. Defaults to 256 MiB.
+	// MaxReceived is how much memory may be taken by what is received from a peer over one connection.
+	// Defaults to 1 GiB.
 	MaxReceived int64
 	holding.Times
 }
@@ -129,7 +130,13 @@ func (p *Peers) follow(ctx context.Context) {
 	leases, selector := p.watching.Leases(p.options.Namespace), FleetLabel+"="+p.options.Name
 	see := func(object any) {
 		if lease, ok := object.(*coordinationv1.Lease); ok {
-			send(func(now time.Time) { p.observed.see(lease, now) })
+			send(func(now time.Time) {
+				if _, is := p.options.memberOf(lease); is {
+					p.observed.see(lease, now)
+				} else {
+					p.observed.gone(lease.Name)
+				}
+			})
 		}
 	}
 	_, informer := toolscache.NewInformerWithOptions(toolscache.InformerOptions{

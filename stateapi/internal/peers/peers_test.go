@@ -71,7 +71,7 @@ func fleetOf(t *testing.T, name string) (*Peers, *certs.Authority) {
 	g.Eventually(authority.CurrentCABundleContent).WithTimeout(patience).ShouldNot(BeEmpty())
 	scheme := runtime.NewScheme()
 	metav1.AddToGroupVersion(scheme, group)
-	scheme.AddKnownTypes(group, &corev1.ConfigMap{}, &corev1.ConfigMapList{})
+	scheme.AddKnownTypes(group, &corev1.ConfigMap{}, &corev1.ConfigMapList{}, &corev1.Secret{}, &corev1.SecretList{})
 	p := &Peers{
 		options: Options{
 			Name:        name,
@@ -319,7 +319,8 @@ func TestMemberOf(t *testing.T) {
 		lease(o.leaseName("other"), holder("pod_1 2", m.address)),
 		lease(mine, "pod_1 2"), lease(mine, ""), lease(mine, "pod_1 2 host:1"), lease(mine, "pod_1 2 10.0.0.1"),
 		lease(mine, "pod_1 2 10.0.0.1:0"), lease(mine, "pod_1 2 0.0.0.0:1"), lease(mine, "pod_1 2 224.0.0.1:1"),
-		lease(o.leaseName(""), " 10.0.0.1:1"),
+		lease(o.leaseName(""), " 10.0.0.1:1"), lease(o.leaseName("a\nb"), "a\nb 10.0.0.1:1"),
+		lease(o.leaseName(strings.Repeat("a", 254)), strings.Repeat("a", 254)+" 10.0.0.1:1"),
 		{ObjectMeta: metav1.ObjectMeta{Name: mine}},
 	} {
 		_, ok := o.memberOf(wrong)
@@ -397,6 +398,7 @@ func TestEndless(t *testing.T) {
 		mode string
 	}{
 		"a list": {`{"metadata": {"name": "red"}},`, "list"},
+		"a list of objects that are small in JSON": {`{},`, "list"},
 		"a stream of its own": {`{"type": "ADDED", "object": {"kind": "ConfigMap",
 			"apiVersion": "state.latchkey.dev/v1alpha1", "metadata": {"name": "red"}}}`, "watch"},
 	} {
@@ -422,11 +424,30 @@ func TestEndless(t *testing.T) {
 			})
 			logged := follow(t, p, "you", address)
 			g.Eventually(logged).WithTimeout(patience).Should(ContainSubstring("it sends more than a replica has"))
-			g.Expect(sent.Load()).To(BeNumerically(">=", p.options.MaxReceived))
+			objects := sent.Load() / int64(len(tc.says))
+			g.Expect(sent.Load() + objects*objectSize*int64(strings.Count(tc.says, "{"))).
+				To(BeNumerically(">=", p.options.MaxReceived))
 			g.Expect(strings.Count(logged(), "it sends more")).To(Equal(1))
 			g.Expect(p.listener.(*heard).all()).To(BeEmpty())
 		})
 	}
+}
+
+// What a list has of another type is not passed on.
+func TestOtherType(t *testing.T) {
+	g := NewWithT(t)
+	p, authority := fleetOf(t, "fleet")
+	logged := follow(t, p, "you", memberAt(t, p, authority, "you", func(w http.ResponseWriter, req *http.Request) {
+		w.Header().Set("Content-Type", "application/json")
+		if req.URL.Query().Get("watch") != "" {
+			w.WriteHeader(http.StatusUnprocessableEntity)
+			return
+		}
+		_, _ = fmt.Fprint(w, `{"kind": "SecretList", "apiVersion": "state.latchkey.dev/v1alpha1", "metadata":
+			{"resourceVersion": "1"}, "items": [{"metadata": {"name": "red"}}]}`)
+	}))
+	g.Eventually(logged).WithTimeout(patience).Should(ContainSubstring("it sends objects of another type"))
+	g.Expect(p.listener.(*heard).all()).To(BeEmpty())
 }
 
 // A member leads nowhere else.
@@ -483,4 +504,8 @@ func TestObserved(t *testing.T) {
 	g.Expect(counts(171)).To(Equal([]int{0, 1}))
 	o.gone("l")
 	g.Expect(counts(171)).To(Equal([]int{0, 0}))
+	for n := range maxObserved + 1 {
+		o.see(&coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Name: strconv.Itoa(n)}}, begin)
+	}
+	g.Expect(counts(0)).To(Equal([]int{maxObserved, 0}))
 }

@@ -94,6 +94,7 @@ func (a *Authority) refresh(ctx context.Context, now time.Time) (err error) {
 			break
 		}
 	}
+	a.forget(now)
 	return err
 }
 
@@ -101,6 +102,7 @@ func (a *Authority) refreshOnce(ctx context.Context, now time.Time) error {
 	secrets := a.secrets.Secrets(a.options.Namespace)
 	secret, err := secrets.Get(ctx, a.options.Name, metav1.GetOptions{})
 	if apierrors.IsNotFound(err) {
+		a.take(keyring{}, now)
 		return errors.New("the Secret does not exist: create it without data, as the manifests of the state API have it")
 	}
 	if err != nil {
@@ -113,13 +115,19 @@ func (a *Authority) refreshOnce(ctx context.Context, now time.Time) error {
 	if a.options.ReadOnly {
 		switch {
 		case ring.signer == nil:
+			a.take(ring, now)
 			return errors.Errorf("the Secret has no %s yet", signerCert)
 		case now.After(ring.signer.Certificate().NotAfter):
 			a.take(ring, now)
 			return errors.Errorf("%s has expired at %s, and the program that keeps the Secret has not replaced it", signerCert,
 				ring.signer.Certificate().NotAfter.UTC().Format(time.RFC3339))
 		}
-	} else if ring, err = a.step(ctx, secret, ring, now); err != nil {
+	} else if next, err := a.step(ctx, secret, ring, now); err == nil {
+		ring = next
+	} else {
+		if !apierrors.IsConflict(err) {
+			a.take(ring, now) // what was removed is not trusted, although nothing can be added
+		}
 		return err
 	}
 	a.take(ring, now)
@@ -165,12 +173,34 @@ func (a *Authority) renewLeaves(now time.Time) {
 	}
 }
 
+// forget forgets what the Secret does not have any more, when it is time, also while the Secret
+// cannot be read.
+func (a *Authority) forget(now time.Time) {
+	a.mu.Lock()
+	var has []*x509.Certificate
+	for _, r := range a.roots {
+		if r.gone.IsZero() && now.Before(r.certificate.NotAfter) {
+			has = append(has, r.certificate)
+		}
+	}
+	listeners := a.trustLocked(has, now)
+	a.mu.Unlock()
+	for _, listener := range listeners {
+		listener.Enqueue()
+	}
+}
+
 // replace returns the listeners that must know that others are trusted.
 func (a *Authority) replace(ring keyring, now time.Time) (listeners []dynamiccertificates.Listener) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	a.ring = ring
-	a.roots = a.options.follow(a.roots, ring.roots(now), now)
+	return a.trustLocked(ring.roots(now), now)
+}
+
+// trustLocked trusts what the Secret has, and for a time what it had before.
+func (a *Authority) trustLocked(has []*x509.Certificate, now time.Time) (listeners []dynamiccertificates.Listener) {
+	a.roots = a.options.follow(a.roots, has, now)
 	if bundle := encode(certificatesOf(a.roots)); !bytes.Equal(bundle, a.bundle) {
 		a.bundle, listeners = bundle, slices.Clone(a.listeners)
 		close(a.changed)

@@ -503,6 +503,40 @@ func TestReplacedReadOnly(t *testing.T) {
 	})
 }
 
+// What is removed from the Secret is not trusted after a time, whatever the rest of it is then, and
+// whether or not it can be read.
+func TestRemoved(t *testing.T) {
+	for name, remove := range map[string]func(s *secrets){
+		"the certificate and key": func(s *secrets) { s.secret.Data = nil },
+		"the Secret": func(s *secrets) {
+			s.fail(apierrors.NewNotFound(schema.GroupResource{Resource: "secrets"}, "s"))
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				g := NewWithT(t)
+				s := newSecrets()
+				s.setAuthority(t, newAuthority(t, 30*day))
+				r := newReplica(s, true)
+				r.reads(t)
+				g.Expect(r.trusts(r.leaf)).To(Succeed())
+				remove(s)
+				g.Expect(r.refresh(t.Context(), time.Now())).NotTo(Succeed())
+				g.Expect(r.trusts(r.leaf)).To(Succeed(), "for a time")
+				s.fail(apierrors.NewForbidden(schema.GroupResource{Resource: "secrets"}, "s", nil))
+				time.Sleep(DefaultTimes().Overlap)
+				g.Expect(r.refresh(t.Context(), time.Now())).NotTo(Succeed())
+				g.Expect(r.trusts(r.leaf)).NotTo(Succeed())
+				before, _ := r.leaf.CurrentCertKeyContent()
+				time.Sleep(validFor)
+				g.Expect(r.refresh(t.Context(), time.Now())).NotTo(Succeed())
+				after, _ := r.leaf.CurrentCertKeyContent()
+				g.Expect(after).To(Equal(before), "issues nothing")
+			})
+		})
+	}
+}
+
 // A server that has ended is not notified, nor kept.
 func TestLeafWhile(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

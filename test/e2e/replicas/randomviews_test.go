@@ -143,7 +143,9 @@ func (f *faultyView) step(random *rand.Rand, later func(undo func())) {
 		r.signal(syscall.SIGSTOP)
 		f.deaf(r, true)
 		later(func() {
-			f.deaf(r, false)
+			if !r.hasEnded() { // it may have been killed
+				f.deaf(r, false)
+			}
 			r.signal(syscall.SIGCONT)
 		})
 	case 2:

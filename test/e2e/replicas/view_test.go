@@ -352,13 +352,14 @@ const silentFor = 10 * time.Second
 // check returns what must not be: also rows that are green, of replicas that cannot say anything.
 // While no replica serves, nothing is shown.
 func (v *viewed) check(w *watcher) []string {
+	at := time.Now()
 	rows, _ := v.rows()
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	broken := slices.Clone(w.broken)
 	for name, row := range rows {
 		state := row.Status.State
-		if since, dead := w.dead[row.Status.Replica]; dead && time.Since(since) > silentFor &&
+		if since, dead := w.dead[row.Status.Replica]; dead && at.Sub(since) > silentFor &&
 			(state == v1alpha1.StateConnected || state == v1alpha1.StateDegraded) {
 			broken = append(broken, fmt.Sprintf("%s is %s, by %s, which says nothing since %s", name, state,
 				row.Status.Replica, since))
