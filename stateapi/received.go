@@ -4,7 +4,7 @@ import (
 	"slices"
 	"time"
 
-	"k8s.io/apimachinery/pkg/api/validation/path"
+	"k8s.io/apimachinery/pkg/api/validate/content"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/validation"
 
@@ -79,7 +79,7 @@ func (m *merged) mayExist(o *metav1.ObjectMeta) bool {
 	if m.namespaced && len(validation.IsDNS1123Label(o.Namespace)) > 0 || !m.namespaced && o.Namespace != "" {
 		return false
 	}
-	return o.Name != "" && len(o.Name) <= maxName && len(path.IsValidPathSegmentName(o.Name)) == 0 && len(o.UID) <= maxName
+	return o.Name != "" && len(o.Name) <= maxName && len(content.IsPathSegmentName(o.Name)) == 0 && len(o.UID) <= maxName
 }
 
 // keepReadable forgets a time that JSON cannot have.
