@@ -95,7 +95,6 @@ type viewed struct {
 	group, service string
 	names          []string            // of the extensions
 	paths          map[*replica]*proxy // by which the others reach it
-	ways           map[*replica]*proxy // by which it reaches the API server
 	pages          map[*replica]string // where its status page is
 }
 
@@ -107,7 +106,6 @@ func newViewed(t testing.TB, name string, n int) *viewed {
 		group:   name + ".state.example.com",
 		service: name,
 		paths:   map[*replica]*proxy{},
-		ways:    map[*replica]*proxy{},
 		pages:   map[*replica]string{},
 		names:   manyExtensions(t, name, n),
 	}
@@ -153,10 +151,8 @@ func (v *viewed) start() *replica {
 	}
 	path := startProxyTo(v.t, fmt.Sprintf("127.0.0.1:%d", v.options.State.PeerPort))
 	v.options.State.PeerAddress = netip.MustParseAddrPort(path.listener.Addr().String())
-	way := startProxy(v.t)
-	v.options.APIHost = way.url()
 	r := v.fleet.start()
-	v.paths[r], v.ways[r] = path, way
+	v.paths[r] = path
 	v.pages[r] = fmt.Sprintf("http://127.0.0.1:%d/status/", v.options.State.PagePort)
 	return r
 }
