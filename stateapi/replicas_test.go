@@ -149,7 +149,7 @@ func TestReplicas(t *testing.T) {
 		g.Expect(c.Status.Objects).To(BeNil())
 		_, _, known = r.Ask(ctx, client.ObjectKey{Name: "none"})
 		g.Expect(known).To(BeFalse())
-		m.Changed("a", scopesResource, scope.DeepCopy()) // of an extension that nobody claims
+		m.Changed("a", scopesResource, scope.DeepCopy()) // of an extension that no replica claims
 		unclaimed := clustercache.NotOwnedExtension{UID: "uid-red"}
 		r.fleet.update(client.ObjectKey{Name: "red"}, nil, nil, &clustercache.ConnectionState{}, unclaimed)
 		c, scopes, _ = r.Show(client.ObjectKey{Name: "red"})
