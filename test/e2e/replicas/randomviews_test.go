@@ -22,8 +22,8 @@ import (
 )
 
 // Whatever happens to replicas and to the network between them, no row is absent, none goes back,
-// and none is green that no replica vouches for; at rest the view is what they have. An informer and
-// kubectl watch through all of it.
+// and none is green that no replica vouches for; at rest the view is what they have. An informer
+// and kubectl watch through all of it.
 func TestRandomViews(t *testing.T) {
 	g := NewWithT(t)
 	v := newViewed(t, fmt.Sprintf("views-%d", *seed), *rows)
