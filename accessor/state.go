@@ -26,7 +26,7 @@ type State struct {
 	Extension    client.ObjectKey
 	UID          types.UID          // of the extension
 	Created      time.Time          // metadata.creationTimestamp of the extension
-	Term         int64              // how often the lease in which this replica acts had changed its holder; 0 for none
+	Term         int64              // the number of lease's term; 0 for none
 	Identity     connstate.Identity // as the API server stated it; zero while not connected
 	Target       string             // the API server's URL; empty while unknown
 	TokenExpires time.Time          // zero if the token does not expire

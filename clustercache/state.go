@@ -50,8 +50,9 @@ type ConnectionState struct {
 	Source string `json:"source,omitempty"`
 	// Epoch is the number of connects so far.
 	Epoch int64 `json:"epoch,omitempty"`
-	// Term is how often the Lease in which this replica acts for the extension had changed its
-	// holder: where replicas share, it grows from one replica to the next. Zero without a Lease.
+	// Term is how often the Lease in which this replica acts for the extension was taken before, by
+	// all replicas: where they share, it grows from one to the next, and when one takes the Lease
+	// again that it had lost. Zero without a Lease.
 	Term int64 `json:"term,omitempty"`
 	// TokenExpires is when the current token expires, zero if the credential does not expire.
 	TokenExpires time.Time `json:"tokenExpires,omitzero"`

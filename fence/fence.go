@@ -32,7 +32,6 @@ type Term = term.Term
 // ForLeaderElection returns a Fence. Its methods may be called from any goroutine.
 type Fence struct {
 	now   func() time.Time
-	count int64                      // of changes of the holder, in the record that was written last
 	lease atomic.Pointer[term.Lease] // the last one, which may have ended; nil before the first
 
 	mu       sync.Mutex        // also serializes renewals
@@ -131,17 +130,20 @@ func (f *Fence) RoundTripper(next http.RoundTripper) http.RoundTripper {
 }
 
 // renewed records that the lease was renewed by a request that was sent at that time, for duration.
-func (f *Fence) renewed(sent time.Time, duration time.Duration) {
+// count is the number of the term that the renewal begins if the fence is closed. A term that has
+// ended is not begun again: the next renewal has the next number.
+func (f *Fence) renewed(sent time.Time, duration time.Duration, count int64) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	if last := f.lease.Load(); last != nil && last.Renew(sent, duration) {
+	if last := f.lease.Load(); last != nil &&
+		(last.Renew(sent, duration) || term.Count(last.Term()) == count) {
 		return
 	}
 	lease := term.NewLease(f.now, sent, duration)
 	if lease == nil {
 		return // the lease had ended before the answer came
 	}
-	f.lease.Store(lease.Counted(f.count))
+	f.lease.Store(lease.Counted(count))
 	context.AfterFunc(lease.Term().Context(), f.notify)
 	f.notifyLocked()
 }

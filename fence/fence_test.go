@@ -10,6 +10,8 @@ import (
 
 	. "github.com/onsi/gomega"
 	"go.uber.org/goleak"
+
+	"github.com/latchkey-dev/latchkey/internal/term"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -27,7 +29,7 @@ func TestOpenAsLongAsTheLease(t *testing.T) {
 		g.Expect(f.Remaining()).To(BeZero())
 		sent := time.Now()
 		time.Sleep(4 * second) // the renewal is under way
-		f.renewed(sent, 15*second)
+		renew(f, sent, 15*second)
 		first := f.Term()
 		g.Expect(first.Err()).NotTo(HaveOccurred())
 		g.Expect(f.Remaining()).To(Equal(11 * second))
@@ -40,9 +42,9 @@ func TestOpenAsLongAsTheLease(t *testing.T) {
 		<-first.Context().Done()
 		g.Expect(context.Cause(first.Context())).To(MatchError(ErrClosed))
 
-		f.renewed(time.Now().Add(-15*second), 15*second)
+		renew(f, time.Now().Add(-15*second), 15*second)
 		g.Expect(f.Open()).To(BeFalse(), "a renewal whose answer comes after the end of the lease that it made")
-		f.renewed(time.Now(), 15*second)
+		renew(f, time.Now(), 15*second)
 		g.Expect(f.Open()).To(BeTrue(), "the next renewal opens it again")
 		g.Expect(f.Term()).NotTo(BeIdenticalTo(first))
 		g.Expect(first.Err()).To(MatchError(ErrClosed), "what began earlier stays ended")
@@ -55,19 +57,24 @@ func TestRenewalsExtendATerm(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g := NewWithT(t)
 		f := newFence()
-		f.renewed(time.Now(), 15*second)
+		renew(f, time.Now(), 15*second)
 		term := f.Term()
 		for range 20 {
 			time.Sleep(10 * second)
-			f.renewed(time.Now(), 15*second)
+			renew(f, time.Now(), 15*second)
 			g.Expect(f.Term()).To(BeIdenticalTo(term))
 		}
-		f.renewed(time.Now().Add(-5*second), 15*second)
+		renew(f, time.Now().Add(-5*second), 15*second)
 		g.Expect(f.Remaining()).To(Equal(15*second), "an earlier renewal shortens nothing")
 		time.Sleep(15 * second)
 		synctest.Wait()
 		g.Expect(term.Context().Err()).To(HaveOccurred())
 	})
+}
+
+// renew renews the lease, or begins the next term.
+func renew(f *Fence, sent time.Time, duration time.Duration) {
+	f.renewed(sent, duration, term.Count(f.Term())+1)
 }
 
 // skewed returns t with another wall clock and the same monotonic clock, as time.Now does after the
@@ -88,7 +95,7 @@ func TestWallClock(t *testing.T) {
 			base, passed, skew := time.Now(), atomic.Int64{}, atomic.Int64{}
 			now := func() time.Time { return skewed(base.Add(time.Duration(passed.Load())), skew.Load()) }
 			f := newFenceAt(now)
-			f.renewed(now(), time.Hour)
+			renew(f, now(), time.Hour)
 			term := f.Term()
 			before := now()
 			skew.Store(seconds)
@@ -97,7 +104,7 @@ func TestWallClock(t *testing.T) {
 			g.Expect(f.Remaining()).To(Equal(time.Hour))
 			passed.Store(int64(time.Hour) - 1)
 			g.Expect(term.Err()).NotTo(HaveOccurred())
-			f.renewed(now(), time.Hour)
+			renew(f, now(), time.Hour)
 			skew.Store(0)
 			g.Expect(f.Remaining()).To(Equal(time.Hour))
 			passed.Store(int64(2*time.Hour) - 1)
@@ -113,14 +120,14 @@ func TestNoTimerIsNeeded(t *testing.T) {
 	var passed atomic.Int64
 	base := time.Now()
 	f := newFenceAt(func() time.Time { return base.Add(time.Duration(passed.Load())) })
-	f.renewed(base, time.Hour)
+	renew(f, base, time.Hour)
 	term := f.Term()
 	passed.Store(int64(time.Hour)) // the timer would fire in an hour
 	g.Expect(term.Context().Err()).NotTo(HaveOccurred(), "nothing has noticed yet")
 	g.Expect(term.Err()).To(MatchError(ErrClosed))
 	g.Expect(term.Context().Err()).To(HaveOccurred(), "who sees it first ends the term for all")
 	g.Expect(f.Open()).To(BeFalse())
-	f.renewed(base.Add(time.Hour), time.Hour)
+	renew(f, base.Add(time.Hour), time.Hour)
 	g.Expect(f.Open()).To(BeTrue())
 	g.Expect(term.Err()).To(MatchError(ErrClosed), "the term that nothing had ended")
 	g.Expect(context.Cause(term.Context())).To(MatchError(ErrClosed))
@@ -140,14 +147,14 @@ func TestWatch(t *testing.T) {
 			f.Watch(ctx, func() { seen = append(seen, f.Open()) })
 		}()
 		synctest.Wait()
-		f.renewed(time.Now(), 15*second)
+		renew(f, time.Now(), 15*second)
 		synctest.Wait()
 		time.Sleep(5 * second)
-		f.renewed(time.Now(), 15*second)
+		renew(f, time.Now(), 15*second)
 		synctest.Wait()
 		time.Sleep(15 * second)
 		synctest.Wait()
-		f.renewed(time.Now(), 15*second)
+		renew(f, time.Now(), 15*second)
 		synctest.Wait()
 		f.close("given up")
 		synctest.Wait()

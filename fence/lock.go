@@ -8,6 +8,8 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/tools/leaderelection/resourcelock"
+
+	"github.com/latchkey-dev/latchkey/internal/term"
 )
 
 // ForLeaderElection wraps the lock of a leader election, and returns a fence that is open while
@@ -20,9 +22,12 @@ import (
 //
 // Give the returned lock, and no other, to one LeaderElector or manager. The lock is not safe for
 // concurrent use.
+//
+// The number of transitions in the record grows with each term of the fence, and so also when this
+// replica takes again a lease that it had lost, and that no other replica took meanwhile.
 func ForLeaderElection(lock resourcelock.Interface, leaseDuration time.Duration) (resourcelock.Interface, *Fence) {
 	f := newFence()
-	return &fencedLock{Interface: lock, fence: f, duration: leaseDuration}, f
+	return &fencedLock{Interface: lock, fence: f, duration: leaseDuration, count: -1}, f
 }
 
 // fencedLock reports to its fence what becomes of the lock. A LeaderElector calls the methods from
@@ -32,7 +37,21 @@ type fencedLock struct {
 	fence    *Fence
 	duration time.Duration
 	holder   string // of the version of the lease that the next write replaces
+	count    int64  // the highest number of a term that was read or written; -1 for none
 	sent     sentTimes
+}
+
+// numbered returns the record with the number of the fence's term, or that of the next one if the
+// fence is closed: a number that no term had. client-go counts changes of the holder, so a replica
+// that took its own lease again would have two terms of one number.
+func (l *fencedLock) numbered(record resourcelock.LeaderElectionRecord) resourcelock.LeaderElectionRecord {
+	count := l.count + 1
+	if current := l.fence.Term(); current.Err() == nil {
+		count = term.Count(current)
+	}
+	l.count = max(l.count, count, int64(record.LeaderTransitions))
+	record.LeaderTransitions = int(l.count)
+	return record
 }
 
 // distinct returns the record with a time of renewal that no earlier record had, to the second.
@@ -93,7 +112,7 @@ func (l *fencedLock) Get(ctx context.Context) (*resourcelock.LeaderElectionRecor
 		l.fence.close("the lease does not exist")
 	case err != nil:
 	default:
-		l.holder = record.HolderIdentity
+		l.holder, l.count = record.HolderIdentity, max(l.count, int64(record.LeaderTransitions))
 		if l.holder != l.Identity() {
 			l.fence.close("another replica holds the lease, or none")
 		}
@@ -127,14 +146,14 @@ func (l *fencedLock) write(record resourcelock.LeaderElectionRecord,
 		}
 		return send(record)
 	}
-	record = l.distinct(record)
+	record = l.numbered(l.distinct(record))
 	sent := l.fence.now()
 	err := send(record)
 	switch {
 	case err == nil:
 		l.holder = l.Identity()
-		l.fence.count = int64(record.LeaderTransitions)
-		l.fence.renewed(sent, min(l.duration, time.Duration(record.LeaseDurationSeconds)*time.Second))
+		l.fence.renewed(sent, min(l.duration, time.Duration(record.LeaseDurationSeconds)*time.Second),
+			int64(record.LeaderTransitions))
 	case apierrors.IsNotFound(err):
 		l.fence.close("the lease does not exist")
 	}

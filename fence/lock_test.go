@@ -21,6 +21,8 @@ import (
 	"k8s.io/client-go/tools/leaderelection"
 	"k8s.io/client-go/tools/leaderelection/resourcelock"
 	"k8s.io/klog/v2"
+
+	"github.com/latchkey-dev/latchkey/internal/term"
 )
 
 var leases = schema.GroupResource{Group: "coordination.k8s.io", Resource: "leases"}
@@ -132,7 +134,7 @@ func TestLock(t *testing.T) {
 					answer := tc.answer
 					lock, f := ForLeaderElection(&answer, 15*second)
 					if open {
-						f.renewed(time.Now(), 5*second)
+						renew(f, time.Now(), 5*second)
 					}
 					err := tc.call(lock)
 					if answer.err == nil {
@@ -175,6 +177,44 @@ func TestOrder(t *testing.T) {
 		}
 		g.Expect(lock.Update(t.Context(), resourcelock.LeaderElectionRecord{})).To(Succeed())
 		g.Expect(asked).To(BeTrue())
+	})
+}
+
+// The records have the number of the term: the same one while it lasts, and the next one when this
+// replica takes its own lease again. A term that ends while its renewal is under way has ended.
+func TestTermsAreNumbered(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		g := NewWithT(t)
+		a := &answers{}
+		lock, f := ForLeaderElection(a, 15*second)
+		record := resourcelock.LeaderElectionRecord{
+			HolderIdentity:       "me",
+			LeaseDurationSeconds: 15,
+			LeaderTransitions:    7,
+		}
+		writes := func(number int64) {
+			t.Helper()
+			g.Expect(lock.Update(t.Context(), record)).To(Succeed())
+			g.Expect(a.records[len(a.records)-1].LeaderTransitions).To(BeEquivalentTo(number))
+		}
+		writes(7)
+		g.Expect(term.Count(f.Term())).To(BeEquivalentTo(7))
+		writes(7)
+		time.Sleep(10 * second)
+		a.during = func() { time.Sleep(6 * second) }
+		writes(7)
+		a.during = nil
+		g.Expect(f.Open()).To(BeFalse(), "the lease had ended before the answer came")
+		writes(8)
+		g.Expect(term.Count(f.Term())).To(BeEquivalentTo(8))
+		writes(8)
+		time.Sleep(15 * second)
+		a.err = errors.New("timeout")
+		g.Expect(lock.Update(t.Context(), record)).NotTo(Succeed())
+		a.err = nil
+		writes(10)
+		g.Expect(term.Count(f.Term())).To(BeEquivalentTo(10), "the one without an answer may have arrived")
+		f.close("the end of the test")
 	})
 }
 
@@ -422,10 +462,11 @@ func (n *network) storeLocked(lease *coordinationv1.Lease) *coordinationv1.Lease
 }
 
 // Three replicas with client-go's leader election, over a network that delays and loses requests
-// and answers, and cuts replicas off: no two of their fences are open at the same time, and in the
-// end one is.
+// and answers, and cuts replicas off: no two of their fences are open at the same time, each term
+// has a higher number than those before, and in the end one is open.
 func TestOneFenceIsOpen(t *testing.T) {
 	var holders, handovers int
+	var again bool
 	for seed := range uint64(60) {
 		t.Run(fmt.Sprint(seed), func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -462,6 +503,8 @@ func TestOneFenceIsOpen(t *testing.T) {
 					})
 				}
 				last := -1
+				terms := map[*Term]int64{}
+				highest := int64(-1)
 				for range 6000 { // five minutes
 					time.Sleep(50 * time.Millisecond)
 					open := -1
@@ -471,6 +514,13 @@ func TestOneFenceIsOpen(t *testing.T) {
 						}
 						g.Expect(open).To(Equal(-1), "replicas %d and %d", open, n)
 						open = n
+						current := f.Term()
+						if _, seen := terms[current]; !seen {
+							terms[current] = term.Count(current)
+							g.Expect(terms[current]).To(BeNumerically(">", highest), "of replica %d", n)
+							highest = terms[current]
+							again = again || n == last
+						}
 					}
 					if open >= 0 && open != last {
 						if last >= 0 {
@@ -508,4 +558,5 @@ func TestOneFenceIsOpen(t *testing.T) {
 	}
 	t.Logf("%d times a replica led, %d times after another one", holders, handovers)
 	NewWithT(t).Expect(handovers).To(BeNumerically(">", 60))
+	NewWithT(t).Expect(again).To(BeTrue(), "a replica took its own lease again")
 }

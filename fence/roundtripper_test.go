@@ -108,7 +108,7 @@ func TestRoundTripper(t *testing.T) {
 				g := NewWithT(t)
 				f := newFence()
 				if tc.open > 0 {
-					f.renewed(time.Now(), tc.open)
+					renew(f, time.Now(), tc.open)
 				}
 				body := &closable{Reader: strings.NewReader("body")}
 				begun := time.Now()
@@ -142,11 +142,11 @@ func TestRequestOfAnEarlierTerm(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g := NewWithT(t)
 		f := newFence()
-		f.renewed(time.Now(), 5*second)
+		renew(f, time.Now(), 5*second)
 		one := f.Term().RoundTripper(deaf(0, http.NoBody))
 		go func() {
 			time.Sleep(6 * second)
-			f.renewed(time.Now(), 5*second)
+			renew(f, time.Now(), 5*second)
 		}()
 		_, err := f.RoundTripper(deaf(7*second, http.NoBody)).RoundTrip(request(t.Context(), http.MethodPost, nil))
 		g.Expect(f.Open()).To(BeTrue())
@@ -174,7 +174,7 @@ func TestStreamsEnd(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g := NewWithT(t)
 		f := newFence()
-		f.renewed(time.Now(), 5*second)
+		renew(f, time.Now(), 5*second)
 		reader, writer := io.Pipe()
 		upgraded := &conn{PipeReader: reader}
 		open := func(body io.ReadCloser) io.ReadCloser {
@@ -216,7 +216,7 @@ func TestAnswerThatIsCut(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			g := NewWithT(t)
 			f := newFence()
-			f.renewed(time.Now(), 5*second)
+			renew(f, time.Now(), 5*second)
 			body, writer := io.Pipe()
 			resp, err := f.RoundTripper(deaf(0, body)).RoundTrip(request(t.Context(), method, nil))
 			g.Expect(err).NotTo(HaveOccurred())
@@ -261,7 +261,7 @@ func TestTermOfARequest(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g := NewWithT(t)
 		f := newFence()
-		f.renewed(time.Now(), 5*second)
+		renew(f, time.Now(), 5*second)
 		var needed *Term
 		_, err := f.RoundTripper(transport(func(req *http.Request) (*http.Response, error) {
 			needed = term.Of(req.Context())
@@ -278,7 +278,7 @@ func TestTermOfARequest(t *testing.T) {
 // BenchmarkFence is what the fence adds to a request, without a transport.
 func BenchmarkFence(b *testing.B) {
 	f := newFence()
-	f.renewed(time.Now(), time.Hour)
+	renew(f, time.Now(), time.Hour)
 	defer f.close("the end")
 	term := f.Term()
 	b.Run("check", func(b *testing.B) {

@@ -61,8 +61,8 @@ func Began(t *Term) uint64 {
 	return t.began
 }
 
-// Count returns how often the lease of a term had changed its holder when the term began, and of
-// several leases that of the first one: it grows from one holder to the next. Zero for nil.
+// Count returns the number of a term among those of its lease, by all holders, and of several
+// leases that of the first one: it grows from one term to the next. Zero for nil.
 func Count(t *Term) int64 {
 	switch {
 	case t == nil:

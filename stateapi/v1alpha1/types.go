@@ -89,8 +89,8 @@ type ConnectionStatus struct {
 	// Where replicas share the extensions: which one has it, or had it last.
 	// +optional
 	Replica string `json:"replica,omitempty"`
-	// Where replicas share the extensions by Leases: how often that of the extension had changed its
-	// holder. It grows from one replica to the next.
+	// Where replicas share the extensions by Leases: how often that of the extension was taken before,
+	// by all replicas. It grows from one replica to the next, and when one takes the Lease again.
 	// +optional
 	Term int64 `json:"term,omitempty"`
 	// Where replicas share the extensions: the replicas that claim it, if they are several. They say

@@ -211,7 +211,7 @@ func schema_latchkey_dev_latchkey_stateapi_v1alpha1_ConnectionStatus(ref common.
 					},
 					"term": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Where replicas share the extensions by Leases: how often that of the extension had changed its holder. It grows from one replica to the next.",
+							Description: "Where replicas share the extensions by Leases: how often that of the extension was taken before, by all replicas. It grows from one replica to the next, and when one takes the Lease again.",
 							Type:        []string{"integer"},
 							Format:      "int64",
 						},

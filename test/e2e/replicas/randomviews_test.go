@@ -21,9 +21,9 @@ import (
 	"github.com/latchkey-dev/latchkey/stateapi/v1alpha1"
 )
 
-// Whatever happens to replicas and to the network between them, no row is absent, none goes back,
-// and none is green that no replica vouches for; at rest the view is what they have. An informer
-// and kubectl watch through all of it.
+// Whatever happens to replicas, to the network between them, and to their way to the API server, no
+// row is absent, none goes back, and none is green that no replica vouches for; at rest the view is
+// what they have. An informer and kubectl watch through all of it.
 func TestRandomViews(t *testing.T) {
 	g := NewWithT(t)
 	v := newViewed(t, fmt.Sprintf("views-%d", *seed), *rows)
@@ -122,7 +122,17 @@ func (f *faultyView) step(random *rand.Rand, later func(undo func())) {
 	r := f.running[random.IntN(len(f.running))]
 	did := func(what string) { f.done = append(f.done, what+" "+r.name) }
 	ends := func() { f.running = slices.DeleteFunc(f.running, func(other *replica) bool { return other == r }) }
-	switch random.IntN(5) {
+	cut := func(paths ...*proxy) {
+		for _, path := range paths {
+			path.set(true, true)
+		}
+		later(func() {
+			for _, path := range paths {
+				path.set(false, true)
+			}
+		})
+	}
+	switch random.IntN(7) {
 	case 0:
 		did("kill")
 		f.kill(r)
@@ -140,14 +150,22 @@ func (f *faultyView) step(random *rand.Rand, later func(undo func())) {
 		})
 	case 2:
 		did("cut the others from")
-		path := f.paths[r]
-		path.set(true, true)
-		later(func() { path.set(false, true) })
+		cut(f.paths[r])
 	case 3:
 		did("delay")
 		path := f.paths[r]
 		path.set(false, false)
 		later(func() { path.set(false, true) })
+	case 4:
+		did("cut off the API server from")
+		cut(f.ways[r])
+	case 5:
+		f.done = append(f.done, "API server away")
+		var ways []*proxy
+		for _, one := range f.running {
+			ways = append(ways, f.ways[one])
+		}
+		cut(ways...)
 	default:
 		did("leave")
 		r.signal(syscall.SIGTERM)

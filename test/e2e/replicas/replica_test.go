@@ -56,7 +56,9 @@ type options struct {
 	Name       string
 	Kubeconfig string
 	// LeaseHost is where the replica reaches the API server for its lease.
-	LeaseHost  string
+	LeaseHost string
+	// APIHost is where the replica reaches the API server for everything else, if that is elsewhere.
+	APIHost    string
 	Extensions []string
 	// Buckets is the number of buckets if the replicas share the extensions, 0 if one of them leads.
 	Buckets int
@@ -108,7 +110,7 @@ func runReplica(text string) error {
 	if err != nil {
 		return err
 	}
-	config.UserAgent = o.Name
+	config.UserAgent, config.Host = o.Name, cmp.Or(o.APIHost, config.Host)
 	managerOptions := manager.Options{
 		Metrics:                 metricsserver.Options{BindAddress: "0"},
 		NewCache:                scopedcache.New, // controller-runtime's leaks the goroutines of metadata watches

@@ -95,6 +95,7 @@ type viewed struct {
 	group, service string
 	names          []string            // of the extensions
 	paths          map[*replica]*proxy // by which the others reach it
+	ways           map[*replica]*proxy // by which it reaches the API server
 	pages          map[*replica]string // where its status page is
 }
 
@@ -106,6 +107,7 @@ func newViewed(t testing.TB, name string, n int) *viewed {
 		group:   name + ".state.example.com",
 		service: name,
 		paths:   map[*replica]*proxy{},
+		ways:    map[*replica]*proxy{},
 		pages:   map[*replica]string{},
 		names:   manyExtensions(t, name, n),
 	}
@@ -151,8 +153,10 @@ func (v *viewed) start() *replica {
 	}
 	path := startProxyTo(v.t, fmt.Sprintf("127.0.0.1:%d", v.options.State.PeerPort))
 	v.options.State.PeerAddress = netip.MustParseAddrPort(path.listener.Addr().String())
+	way := startProxy(v.t)
+	v.options.APIHost = way.url()
 	r := v.fleet.start()
-	v.paths[r] = path
+	v.paths[r], v.ways[r] = path, way
 	v.pages[r] = fmt.Sprintf("http://127.0.0.1:%d/status/", v.options.State.PagePort)
 	return r
 }
