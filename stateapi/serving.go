@@ -14,7 +14,6 @@ import (
 
 	"github.com/latchkey-dev/latchkey/fence"
 	"github.com/latchkey-dev/latchkey/internal/holding"
-	"github.com/latchkey-dev/latchkey/stateapi/internal/trust"
 )
 
 // servingTimes are those of the Lease by which one replica serves. It is short: while the replica
@@ -61,6 +60,8 @@ func (f *fleet) serveInTurn(ctx context.Context, failed <-chan error) (err error
 			cancel()
 		}
 	})
+	certificates := newCertificates(f.api.options.Server)
+	running.Go(func() { certificates.run(ctx) })
 	for ctx.Err() == nil {
 		var turn sync.WaitGroup // ends before the next one: it withdraws its address, and closes its port
 		pause := servingTimes.RetryPeriod
@@ -69,7 +70,7 @@ func (f *fleet) serveInTurn(ctx context.Context, failed <-chan error) (err error
 			Client:     leases,
 			LockConfig: resourcelock.ResourceLockConfig{Identity: f.options.Identity},
 		}, func(holds context.Context, _ *fence.Term) {
-			server := f.serve(holds, &turn)
+			server := f.serve(holds, &turn, certificates)
 			select {
 			case <-holds.Done():
 			case err := <-server:
@@ -89,14 +90,10 @@ func (f *fleet) serveInTurn(ctx context.Context, failed <-chan error) (err error
 
 // serve starts the server of the view. It ends at once when the lease is lost, and when ctx is done
 // otherwise as soon as another replica serves.
-func (f *fleet) serve(ctx context.Context, running *sync.WaitGroup) (failed <-chan error) {
+func (f *fleet) serve(ctx context.Context, running *sync.WaitGroup, certificates *certificates) (failed <-chan error) {
 	errs := make(chan error, 1)
 	life, end := context.WithCancel(context.WithoutCancel(ctx))
-	options := f.api.options.Server
-	if leaf, ok := options.Certificate.(*trust.Leaf); ok { // which outlives the server
-		options.Certificate = leaf.While(life)
-	}
-	server, err := f.api.newServer(options, f.merged.connections(), f.merged.scopes)
+	server, err := f.api.newServer(certificates.while(life, f.api.options.Server), f.merged.connections(), f.merged.scopes)
 	if err != nil {
 		end()
 		errs <- err

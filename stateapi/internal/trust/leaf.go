@@ -1,7 +1,6 @@
 package trust
 
 import (
-	"context"
 	"crypto/tls"
 	"slices"
 	"sync"
@@ -127,30 +126,6 @@ func (l *Leaf) CurrentCertKeyContent() (cert, key []byte) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.cert, l.key
-}
-
-// While returns the certificate for a server that ends with ctx: it is not notified any more then.
-func (l *Leaf) While(ctx context.Context) dynamiccertificates.CertKeyContentProvider {
-	return &leafWhile{l, ctx}
-}
-
-type leafWhile struct {
-	*Leaf
-	ctx context.Context //nolint:containedctx // its lifetime
-}
-
-// AddListener implements dynamiccertificates.Notifier.
-func (l *leafWhile) AddListener(listener dynamiccertificates.Listener) {
-	l.Leaf.AddListener(listener)
-	context.AfterFunc(l.ctx, func() { l.removeListener(listener) })
-}
-
-func (l *Leaf) removeListener(listener dynamiccertificates.Listener) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if n := slices.Index(l.listeners, listener); n >= 0 {
-		l.listeners = slices.Delete(l.listeners, n, n+1)
-	}
 }
 
 // AddListener implements dynamiccertificates.Notifier.

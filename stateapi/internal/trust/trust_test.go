@@ -22,7 +22,6 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
-	"k8s.io/apiserver/pkg/server/dynamiccertificates"
 	corev1client "k8s.io/client-go/kubernetes/typed/core/v1"
 
 	"github.com/latchkey-dev/latchkey/internal/certs"
@@ -536,33 +535,6 @@ func TestRemoved(t *testing.T) {
 		})
 	}
 }
-
-// A server that has ended is not notified, nor kept.
-func TestLeafWhile(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		g := NewWithT(t)
-		leaf, err := NewLeaf("a", newAuthority(t, 30*day), "a.example.com")
-		g.Expect(err).NotTo(HaveOccurred())
-		var always, once int
-		leaf.AddListener(&counting{&always})
-		ctx, cancel := context.WithCancel(t.Context())
-		server := leaf.While(ctx)
-		server.(dynamiccertificates.Notifier).AddListener(&counting{&once})
-		time.Sleep(validFor)
-		g.Expect(leaf.RenewIfDue(time.Now())).To(Succeed())
-		g.Expect([]int{always, once}).To(Equal([]int{1, 1}))
-		cancel()
-		synctest.Wait()
-		time.Sleep(validFor)
-		g.Expect(leaf.RenewIfDue(time.Now())).To(Succeed())
-		g.Expect([]int{always, once}).To(Equal([]int{2, 1}))
-		g.Expect(leaf.listeners).To(HaveLen(1))
-	})
-}
-
-type counting struct{ n *int }
-
-func (c *counting) Enqueue() { *c.n++ }
 
 type listener func()
 
