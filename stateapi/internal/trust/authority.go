@@ -110,6 +110,7 @@ func (a *Authority) refreshOnce(ctx context.Context, now time.Time) error {
 	}
 	ring, err := readKeyring(secret.Data)
 	if err != nil {
+		a.take(a.remaining(certificatesIn(secret.Data)), now)
 		return err
 	}
 	if a.options.ReadOnly {
@@ -161,6 +162,26 @@ func (a *Authority) take(ring keyring, now time.Time) {
 	for _, listener := range listeners {
 		listener.Enqueue()
 	}
+}
+
+// remaining returns what is left of the keyring when the Secret has these certificates, and the
+// rest of it cannot be read: what was removed is not trusted.
+func (a *Authority) remaining(has []*x509.Certificate) (ring keyring) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	kept := func(authority *certs.Authority) *certs.Authority {
+		if authority == nil || !slices.ContainsFunc(has, authority.Certificate().Equal) {
+			return nil
+		}
+		return authority
+	}
+	ring.signer, ring.successor = kept(a.ring.signer), kept(a.ring.successor)
+	for _, r := range a.roots {
+		if slices.ContainsFunc(has, r.certificate.Equal) {
+			ring.trusted = append(ring.trusted, r.certificate)
+		}
+	}
+	return ring
 }
 
 // renewLeaves renews the certificates that are due.

@@ -54,6 +54,16 @@ func readKeyring(data map[string][]byte) (k keyring, err error) {
 	return k, nil
 }
 
+// certificatesIn returns those certificates in the data of a Secret that can be read.
+func certificatesIn(data map[string][]byte) (list []*x509.Certificate) {
+	for _, key := range []string{signerCert, successorCert, trustedCerts} {
+		if some, err := cert.ParseCertsPEM(data[key]); err == nil {
+			list = append(list, some...)
+		}
+	}
+	return list
+}
+
 // data returns the data of a Secret.
 func (k keyring) data() (map[string][]byte, error) {
 	data := map[string][]byte{}

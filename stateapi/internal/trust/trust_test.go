@@ -507,6 +507,12 @@ func TestReplacedReadOnly(t *testing.T) {
 func TestRemoved(t *testing.T) {
 	for name, remove := range map[string]func(s *secrets){
 		"the certificate and key": func(s *secrets) { s.secret.Data = nil },
+		"the certificate, and the key is not one": func(s *secrets) {
+			s.secret.Data = map[string][]byte{signerKey: []byte("no key")}
+		},
+		"the certificate, which is another one, without a key": func(s *secrets) {
+			s.secret.Data = map[string][]byte{signerCert: newAuthority(t, day).PEM()}
+		},
 		"the Secret": func(s *secrets) {
 			s.fail(apierrors.NewNotFound(schema.GroupResource{Resource: "secrets"}, "s"))
 		},
@@ -534,6 +540,26 @@ func TestRemoved(t *testing.T) {
 			})
 		})
 	}
+}
+
+// What is left in a Secret that cannot be read as a whole is trusted, and issues certificates.
+func TestPartlyUnreadable(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		g := NewWithT(t)
+		s := newSecrets()
+		s.setAuthority(t, newAuthority(t, 30*day))
+		r := newReplica(s, true)
+		r.reads(t)
+		before, _ := r.leaf.CurrentCertKeyContent()
+		s.secret.Data[signerKey] = []byte("no key")
+		s.secret.Data[trustedCerts] = []byte("no certificates")
+		g.Expect(r.refresh(t.Context(), time.Now())).To(MatchError(ContainSubstring("tls.crt and tls.key")))
+		time.Sleep(validFor)
+		g.Expect(r.refresh(t.Context(), time.Now())).NotTo(Succeed())
+		g.Expect(r.trusts(r.leaf)).To(Succeed())
+		after, _ := r.leaf.CurrentCertKeyContent()
+		g.Expect(after).NotTo(Equal(before), "it is renewed by the key in memory")
+	})
 }
 
 type listener func()
