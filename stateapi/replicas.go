@@ -52,7 +52,13 @@ func (r *Replicas) Show(extension client.ObjectKey) (*v1alpha1.Connection, []*v1
 	if choice.Kind != merge.Held && choice.Kind != merge.Silent {
 		return c, nil, true
 	}
-	return c, slices.Collect(maps.Values(m.said[choice.Replica][extension])), true
+	scopes := slices.Collect(maps.Values(m.said[choice.Replica][extension]))
+	if choice.Kind == merge.Silent {
+		for n, scope := range scopes {
+			scopes[n] = shownScope(scope, choice)
+		}
+	}
+	return c, scopes, true
 }
 
 // Ask is Show with what changes all the time, from the replica that has the extension, which must

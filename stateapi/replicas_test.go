@@ -108,6 +108,7 @@ func TestReplicas(t *testing.T) {
 		c, scopes, _ = r.Show(client.ObjectKey{Name: "red"})
 		g.Expect([]string{c.Status.State, c.Status.Reason}).To(Equal([]string{"Unknown", "ReplicaSilent"}))
 		g.Expect(scopes).To(HaveLen(1), "what it said")
+		g.Expect([]string{scopes[0].Status.State, scopes[0].Status.Reason}).To(Equal([]string{"Unknown", "ReplicaSilent"}))
 		m.Heard("a")
 		expect("", "red")
 		m.Members([]string{"b"})

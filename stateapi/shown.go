@@ -57,15 +57,20 @@ func (m *merged) showScopesLocked(key client.ObjectKey, before map[string]bool, 
 			names = make(map[string]bool, len(scopes))
 		}
 		names[name] = true
-		shown := copyOfScope(scope)
-		shown.UID = types.UID(string(choice.UID) + "/" + name)
-		shown.Labels = map[string]string{v1alpha1.ExtensionUIDLabel: string(choice.UID)}
-		if choice.Kind == merge.Silent {
-			shown.Status.State, shown.Status.Reason = v1alpha1.StateUnknown, v1alpha1.ReasonReplicaSilent
-		}
-		m.scopes.Put(shown)
+		m.scopes.Put(shownScope(scope, choice))
 	}
 	return names
+}
+
+// shownScope returns what is shown of what a replica says of a scope.
+func shownScope(said *scopeRow, choice merge.Choice) *v1alpha1.Scope {
+	shown := copyOfScope(said)
+	shown.UID = types.UID(string(choice.UID) + "/" + said.Name)
+	shown.Labels = map[string]string{v1alpha1.ExtensionUIDLabel: string(choice.UID)}
+	if choice.Kind == merge.Silent {
+		shown.Status.State, shown.Status.Reason = v1alpha1.StateUnknown, v1alpha1.ReasonReplicaSilent
+	}
+	return shown
 }
 
 // connectionLocked returns the Connection that is shown of a choice.
