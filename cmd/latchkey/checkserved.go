@@ -5,6 +5,7 @@ import (
 	"context"
 	"flag"
 	"fmt"
+	"io"
 	"os"
 	"slices"
 	"strings"
@@ -18,8 +19,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/dynamic"
-	"k8s.io/client-go/dynamic/dynamicinformer"
 	"k8s.io/client-go/rest"
 	toolscache "k8s.io/client-go/tools/cache"
 
@@ -56,12 +57,61 @@ func (s *servedFlags) validate(flags *flag.FlagSet) (err error) {
 	return err
 }
 
+const (
+	// refusedPatience is how long the state API may be unknown, or refuse, at the start: the API
+	// server in front learns of it, and of permissions, a moment after they were created.
+	refusedPatience = 5 * time.Second
+	// silencePatience is how long the state API may not answer before check says so. Another replica
+	// takes seconds to serve in the place of one that has ended.
+	silencePatience = 10 * time.Second
+)
+
 // served follows the connections that a state API serves.
 type served struct {
 	group    string
 	informer toolscache.SharedIndexInformer
 	changed  atomic.Bool
-	failed   atomic.Pointer[error] // the last one
+	failure  atomic.Pointer[failure] // nil while the API answers
+}
+
+// failure is why the state API does not answer, and since when.
+type failure struct {
+	err   error
+	since time.Time
+}
+
+// answers notes the result of a request.
+func (s *served) answers(err error) {
+	if err == nil {
+		s.failure.Store(nil)
+		return
+	}
+	now := failure{err, time.Now()}
+	if before := s.failure.Load(); before != nil {
+		now.since = before.since
+	}
+	s.failure.Store(&now)
+}
+
+// newServed returns what follows the connections, and notes whether the API answers.
+func newServed(dynamicClient dynamic.Interface, group string) *served {
+	version := v1alpha1.GroupVersion
+	version.Group = group
+	client := dynamicClient.Resource(version.WithResource("connections"))
+	s := &served{group: group}
+	s.informer = toolscache.NewSharedIndexInformer(toolscache.ToListWatcherWithWatchListSemantics(&toolscache.ListWatch{
+		ListWithContextFunc: func(ctx context.Context, options metav1.ListOptions) (runtime.Object, error) {
+			list, err := client.List(ctx, options)
+			s.answers(err)
+			return list, err
+		},
+		WatchFuncWithContext: func(ctx context.Context, options metav1.ListOptions) (watch.Interface, error) {
+			events, err := client.Watch(ctx, options)
+			s.answers(err)
+			return events, err
+		},
+	}, dynamicClient), &unstructured.Unstructured{}, 0, toolscache.Indexers{})
+	return s
 }
 
 // check prints the states that the state API serves, once or until ctx is done.
@@ -70,13 +120,7 @@ func (s *servedFlags) check(ctx context.Context, restConfig *rest.Config, once b
 	if err != nil {
 		return errors.Wrap(err, "creating a client")
 	}
-	version := v1alpha1.GroupVersion
-	version.Group = s.group
-	all := served{
-		group: s.group,
-		informer: dynamicinformer.NewFilteredDynamicInformer(client, version.WithResource("connections"),
-			metav1.NamespaceAll, 0, toolscache.Indexers{}, nil).Informer(),
-	}
+	all := newServed(client, s.group)
 	ctx, cancel := context.WithCancel(logr.NewContext(ctx, logr.Discard()))
 	var running sync.WaitGroup
 	defer running.Wait()
@@ -90,20 +134,42 @@ func (s *servedFlags) check(ctx context.Context, restConfig *rest.Config, once b
 	}
 	out := untrusted.Terminal(os.Stdout)
 	fmt.Fprint(out, table(rows))
-	for last := table(rows); !once && ctx.Err() == nil; {
+	if once {
+		return resultOf(rows)
+	}
+	return all.follow(ctx, out, rows)
+}
+
+// follow prints the rows when they change, and when the state API does not answer, until ctx is
+// done.
+func (s *served) follow(ctx context.Context, out io.Writer, rows []checked) error {
+	var silent *failure // what was said
+	for last := table(rows); ; {
 		select {
 		case <-ctx.Done():
+			if silent != nil {
+				return s.explain(silent.err)
+			}
+			return resultOf(rows)
 		case <-time.After(checkInterval):
 		}
-		if !all.changed.Swap(false) {
+		switch failed := s.failure.Load(); {
+		case failed != nil && silent == nil && time.Since(failed.since) > silencePatience:
+			silent = failed
+			fmt.Fprintf(out, "\nNo answer since %s, and the lines above are of then: %s\n",
+				failed.since.Format(time.TimeOnly), s.explain(failed.err))
+		case failed == nil && silent != nil:
+			silent, last = nil, ""
+			s.changed.Store(true)
+		}
+		if !s.changed.Swap(false) {
 			continue
 		}
-		if rows = all.rows(); table(rows) != last {
+		if rows = s.rows(); table(rows) != last {
 			last = table(rows)
 			fmt.Fprint(out, "\n", last)
 		}
 	}
-	return resultOf(rows)
 }
 
 func (s *served) start(ctx context.Context, running *sync.WaitGroup) error {
@@ -115,32 +181,40 @@ func (s *served) start(ctx context.Context, running *sync.WaitGroup) error {
 	}); err != nil {
 		return errors.Wrap(err, "following the connections")
 	}
-	if err := s.informer.SetWatchErrorHandlerWithContext(func(_ context.Context, _ *toolscache.Reflector, err error) {
-		s.failed.Store(&err)
-	}); err != nil {
+	quiet := func(context.Context, *toolscache.Reflector, error) {} // answers has noted it
+	if err := s.informer.SetWatchErrorHandlerWithContext(quiet); err != nil {
 		return errors.Wrap(err, "following the connections")
 	}
 	running.Go(func() { s.informer.RunWithContext(ctx) })
 	return nil
 }
 
+// mayChange reports whether an extension is without a result for a moment: it connects, or moves
+// from one replica to another.
+func (c checked) mayChange() bool {
+	return c.state == v1alpha1.StateConnecting || c.reason == v1alpha1.ReasonNoReplica ||
+		c.reason == v1alpha1.ReasonReplicaSilent
+}
+
 // wait returns the rows once every extension has a result, or after patience.
 func (s *served) wait(ctx context.Context, patience time.Duration) ([]checked, error) {
 	deadline := time.Now().Add(patience)
+	refused := time.Now().Add(min(patience, refusedPatience))
 	for {
 		synced := s.informer.HasSynced()
 		rows := s.rows()
-		switch failed := s.failed.Load(); {
+		switch failed := s.failure.Load(); {
 		case ctx.Err() != nil:
 			return nil, context.Cause(ctx)
-		case synced && !slices.ContainsFunc(rows, func(row checked) bool { return row.state == v1alpha1.StateConnecting }):
+		case synced && !slices.ContainsFunc(rows, checked.mayChange):
 			return rows, nil
 		case synced && time.Now().After(deadline):
 			return rows, nil
-		case failed != nil && !synced && (apierrors.IsForbidden(*failed) || apierrors.IsNotFound(*failed)):
-			return nil, s.explain(*failed)
+		case failed != nil && !synced && time.Now().After(refused) &&
+			(apierrors.IsForbidden(failed.err) || apierrors.IsNotFound(failed.err)):
+			return nil, s.explain(failed.err)
 		case time.Now().After(deadline) && failed != nil:
-			return nil, s.explain(*failed)
+			return nil, s.explain(failed.err)
 		case time.Now().After(deadline):
 			return nil, errors.Errorf("the state API %s has not answered within %s", s.group, patience)
 		}
@@ -168,9 +242,14 @@ func (s *served) explain(err error) error {
 func (s *served) rows() (rows []checked) {
 	for _, object := range s.informer.GetStore().List() {
 		var c v1alpha1.Connection
-		if err := runtime.DefaultUnstructuredConverter.FromUnstructured(object.(*unstructured.Unstructured).Object,
-			&c); err != nil {
-			continue // of another version
+		served := object.(*unstructured.Unstructured)
+		if err := runtime.DefaultUnstructuredConverter.FromUnstructured(served.Object, &c); err != nil { // of another version
+			rows = append(rows, checked{
+				extension: strings.TrimPrefix(served.GetNamespace()+"/"+served.GetName(), "/"),
+				state:     v1alpha1.StateUnknown,
+				message:   "this latchkey cannot read what the state API says: " + err.Error(),
+			})
+			continue
 		}
 		row := checked{
 			extension: strings.TrimPrefix(c.Namespace+"/"+c.Name, "/"),

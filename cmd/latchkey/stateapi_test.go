@@ -493,19 +493,26 @@ spec: {namespace: default, serviceAccount: {name: seen-%[1]d}}
 	out, err = check("--kind=ConfigMap.v1.")
 	g.Expect(err).To(HaveOccurred())
 	g.Expect(out).To(ContainSubstring("--kind says how to connect, and --from-state-api connects nothing"))
-	watching := latchkey(t, "check", "--from-state-api", "--kubeconfig", cp.Kubeconfig())
-	stdout, err := watching.StdoutPipe()
-	g.Expect(err).NotTo(HaveOccurred())
 	failed := &testutil.Output{}
-	watching.Stderr = failed
-	g.Expect(watching.Start()).To(Succeed())
-	lines := bufio.NewScanner(stdout)
+	var lines *bufio.Scanner
 	awaitLine := func(pattern string) {
+		t.Helper()
 		for lines.Scan() && !regexp.MustCompile(pattern).MatchString(lines.Text()) {
 		}
 		g.Expect(lines.Text()).To(MatchRegexp(pattern), failed.String)
 	}
-	awaitLine(`^seen-3 .* Connected `)
+	watch := func() (*exec.Cmd, io.Reader) {
+		t.Helper()
+		watching := latchkey(t, "check", "--from-state-api", "--kubeconfig", cp.Kubeconfig())
+		stdout, err := watching.StdoutPipe()
+		g.Expect(err).NotTo(HaveOccurred())
+		watching.Stderr = failed
+		g.Expect(watching.Start()).To(Succeed())
+		lines = bufio.NewScanner(stdout)
+		awaitLine(`^seen-3 .* Connected `)
+		return watching, stdout
+	}
+	watching, stdout := watch()
 	_, err = cp.Kubectl(t.Context(), "delete", "serviceaccount", "seen-3", "-n", "default")
 	g.Expect(err).NotTo(HaveOccurred())
 	awaitLine(`^seen-3 .* Disconnected +ServiceAccountNotFound `)
@@ -518,6 +525,11 @@ spec: {namespace: default, serviceAccount: {name: seen-%[1]d}}
 
 	first.stop()
 	g.Eventually(holders).WithTimeout(patience).Should(And(HaveLen(1), WithTransform(sum, Equal(extensions))))
+	watching, _ = watch()
+	second.stop()
+	awaitLine(`^No answer since .*: no replica serves the state API `)
+	g.Expect(watching.Process.Signal(syscall.SIGTERM)).To(Succeed())
+	g.Expect(watching.Wait()).To(MatchError("exit status 1"))
 	for _, r := range []*replica{first, second} {
 		g.Expect(r.log.String()).NotTo(Or(ContainSubstring("panic"), ContainSubstring("PRIVATE KEY")))
 	}
