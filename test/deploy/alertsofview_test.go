@@ -2,7 +2,9 @@ package deploy
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"net/http"
 	"net/netip"
 	"os"
 	"path/filepath"
@@ -13,6 +15,7 @@ import (
 	"time"
 
 	. "github.com/onsi/gomega"
+	"k8s.io/client-go/rest"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/controller"
 	metricsserver "sigs.k8s.io/controller-runtime/pkg/metrics/server"
@@ -22,6 +25,7 @@ import (
 	"github.com/latchkey-dev/latchkey/stateapi"
 	"github.com/latchkey-dev/latchkey/stateapi/apiserver"
 	"github.com/latchkey-dev/latchkey/test/support/deployment"
+	"github.com/latchkey-dev/latchkey/test/support/testutil"
 )
 
 // viewed is a control plane with the chart, whose replicas have one view of all, and a Prometheus.
@@ -129,8 +133,18 @@ func (v *viewed) startStranger(t *testing.T) (end func()) {
 	}, controller.Options{})
 	g.Expect(err).NotTo(HaveOccurred())
 	peers := freeAddress(t)
+	// It may not serve the view: no one asks it for the metrics that the alert takes then.
+	config := rest.CopyConfig(mgr.GetConfig())
+	config.Wrap(func(next http.RoundTripper) http.RoundTripper {
+		return testutil.RoundTripperFunc(func(req *http.Request) (*http.Response, error) {
+			if req.Method != http.MethodGet && strings.HasSuffix(req.URL.Path, "/leases/latchkey-state") {
+				return nil, errors.New("a stranger does not serve")
+			}
+			return next.RoundTrip(req)
+		})
+	})
 	api, err := stateapi.New(cc, stateapi.Options{
-		Config:  mgr.GetConfig(),
+		Config:  config,
 		Service: stateapi.ServiceOptions{Namespace: namespace, Name: "latchkey-state"},
 		Server:  apiserver.ExtensionAPIServerOptions{BindAddress: freeAddress(t)},
 		Fleet: stateapi.FleetOptions{

@@ -4,6 +4,7 @@ import (
 	"bufio"
 	"context"
 	"fmt"
+	"maps"
 	"math/rand/v2"
 	"os/exec"
 	"path/filepath"
@@ -42,9 +43,6 @@ func TestRandomViews(t *testing.T) {
 			t.Logf("%s: sequence %d, by %d replicas: %s", time.Since(begun).Round(time.Second), n, len(f.running),
 				strings.Join(f.done, ", "))
 		}
-	}
-	for _, w := range f.watchers {
-		g.Eventually(w.len).WithTimeout(patience).Should(Equal(len(v.names)))
 	}
 	for _, r := range f.running {
 		r.signal(syscall.SIGTERM)
@@ -92,6 +90,9 @@ func (f *faultyView) sequence(t *testing.T, seed uint64) {
 		f.join()
 	}
 	f.agrees()
+	for _, w := range f.watchers {
+		f.follows(w)
+	}
 	f.expectWhole(t)
 }
 
@@ -100,6 +101,25 @@ func (f *faultyView) expectWhole(t *testing.T) {
 	for _, w := range f.watchers {
 		NewWithT(t).Expect(f.check(w)).To(BeEmpty())
 	}
+}
+
+// follows waits until a watcher has seen what the view has at rest.
+func (v *viewed) follows(w *watcher) {
+	v.t.Helper()
+	NewWithT(v.t).Eventually(func(g Gomega) {
+		rows, err := v.rows()
+		g.Expect(err).NotTo(HaveOccurred())
+		seen := w.seen()
+		g.Expect(seen).To(HaveLen(len(rows)))
+		for name, row := range rows {
+			g.Expect(textOf(seen[name])).To(Equal(textOf(row)), name)
+		}
+	}).WithTimeout(patience).Should(Succeed())
+}
+
+// textOf returns what must agree of two views of a row.
+func textOf(row v1alpha1.Connection) string {
+	return fmt.Sprint(row.Status.State, " ", row.Status.Term, "/", row.Status.Epoch, " of ", row.Status.Replica)
 }
 
 func (f *faultyView) join() {
@@ -210,6 +230,12 @@ func (v *viewed) kubectlOnce(ctx context.Context, w *watcher, lines *atomic.Int6
 	if cmd.Start() != nil {
 		return
 	}
+	listed, whole := map[string]bool{}, false // the list comes first, by events that add
+	list := func() {
+		if whole = true; len(listed) != len(v.names) {
+			w.breaks(fmt.Sprintf("kubectl lists %d of %d", len(listed), len(v.names)))
+		}
+	}
 	for scanner := bufio.NewScanner(stdout); scanner.Scan(); {
 		fields := strings.Split(scanner.Text(), " ")
 		if len(fields) != 6 {
@@ -222,6 +248,10 @@ func (v *viewed) kubectlOnce(ctx context.Context, w *watcher, lines *atomic.Int6
 		case "ERROR": // the watch ends
 			continue
 		}
+		if again := listed[fields[1]] || fields[0] != "ADDED"; again && !whole {
+			list()
+		}
+		listed[fields[1]] = true
 		lines.Add(1)
 		var row v1alpha1.Connection
 		row.Name, row.Status.State, row.Status.Replica = fields[1], fields[2], fields[5]
@@ -230,6 +260,9 @@ func (v *viewed) kubectlOnce(ctx context.Context, w *watcher, lines *atomic.Int6
 		w.see(row)
 	}
 	_ = cmd.Wait() // with an error while no replica serves
+	if len(listed) > 0 && !whole && ctx.Err() == nil {
+		list()
+	}
 }
 
 func (w *watcher) breaks(text string) {
@@ -238,8 +271,9 @@ func (w *watcher) breaks(text string) {
 	w.broken = append(w.broken, text)
 }
 
-func (w *watcher) len() int {
+// seen returns the rows as they were seen last.
+func (w *watcher) seen() map[string]v1alpha1.Connection {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	return len(w.rows)
+	return maps.Clone(w.rows)
 }
