@@ -34,6 +34,8 @@ type answers struct {
 	err     error
 	during  func() // called while a request is under way
 	records []resourcelock.LeaderElectionRecord
+
+	transitions int
 }
 
 func (a *answers) Identity() string { return "me" }
@@ -42,7 +44,7 @@ func (a *answers) Get(context.Context) (*resourcelock.LeaderElectionRecord, []by
 	if a.err != nil {
 		return nil, nil, a.err
 	}
-	return &resourcelock.LeaderElectionRecord{HolderIdentity: a.holder}, nil, nil
+	return &resourcelock.LeaderElectionRecord{HolderIdentity: a.holder, LeaderTransitions: a.transitions}, nil, nil
 }
 
 func (a *answers) Create(_ context.Context, r resourcelock.LeaderElectionRecord) error {
@@ -216,6 +218,20 @@ func TestTermsAreNumbered(t *testing.T) {
 		g.Expect(term.Count(f.Term())).To(BeEquivalentTo(10), "the one without an answer may have arrived")
 		f.close("the end of the test")
 	})
+}
+
+// A new lock, such as that of a replica that takes a lease again, goes by what it reads.
+func TestNewLockOfOwnLease(t *testing.T) {
+	g := NewWithT(t)
+	a := &answers{holder: "me", transitions: 7}
+	lock, f := ForLeaderElection(a, 15*second)
+	record, _, err := lock.Get(t.Context())
+	g.Expect(err).NotTo(HaveOccurred())
+	record.LeaseDurationSeconds = 15
+	g.Expect(lock.Update(t.Context(), *record)).To(Succeed())
+	g.Expect(a.records[0].LeaderTransitions).To(Equal(8))
+	g.Expect(term.Count(f.Term())).To(BeEquivalentTo(8))
+	f.close("the end of the test")
 }
 
 // A leader whose deadline for renewals is over does not give up the lease of the replica that leads

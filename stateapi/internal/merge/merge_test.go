@@ -152,3 +152,79 @@ func TestReplace(t *testing.T) {
 	choice, _ := v.Show(other, begin)
 	g.Expect(choice.Kind).To(Equal(Absent))
 }
+
+// What was shown is not followed by a lower term, also when no replica claimed it in between, and
+// when what was shown was only listed by a replica that is not heard.
+func TestTermsOutliveClaims(t *testing.T) {
+	g := NewWithT(t)
+	v := newView()
+	v.Know(key, "uid")
+	v.Claim("a", key, row("uid", 5, "one"))
+	v.Show(key, begin)
+	v.Unclaim("a", key)
+	v.Show(key, begin)
+	v.Claim("b", key, row("uid", 4, "late"))
+	choice, _ := v.Show(key, begin)
+	g.Expect(choice.Kind).To(Equal(Unclaimed))
+
+	v = newView()
+	v.Know(key, "uid")
+	v.Claim("c", key, row("uid", 9, "listed, and not heard"))
+	choice, _ = v.Show(key, begin)
+	g.Expect(choice.Kind).To(Equal(Silent))
+	v.Forget("c")
+	v.Claim("b", key, row("uid", 8, "late"))
+	choice, _ = v.Show(key, begin)
+	g.Expect(choice.Kind).To(Equal(Unclaimed))
+}
+
+// A term is forgotten a minute after it was last claimed, however often the extension is shown
+// meanwhile, and whatever was late before.
+func TestForgottenInTime(t *testing.T) {
+	g := NewWithT(t)
+	v := newView()
+	v.Know(key, "uid")
+	v.Claim("a", key, row("uid", 7, "one"))
+	v.Show(key, begin)
+	for second := range 62 {
+		v.Hear("a", at(second))
+		v.Claim("a", key, row("uid", 1, "two"))
+		v.Tick(at(second))
+		v.Show(key, at(second))
+	}
+	choice, _ := v.Show(key, at(62))
+	g.Expect(choice.Kind).To(Equal(Held))
+
+	v = newView()
+	v.Know(key, "uid")
+	v.Claim("a", key, row("uid", 7, "one"))
+	v.Show(key, begin)
+	v.Unclaim("a", key)
+	v.Claim("b", key, row("uid", 6, "late"))
+	v.Show(key, begin) // late from now on
+	v.Claim("a", key, row("uid", 7, "one"))
+	v.Show(key, at(1)) // and not any more
+	v.Unclaim("a", key)
+	v.Unclaim("b", key)
+	v.Show(key, at(59))
+	v.Hear("b", at(61))
+	v.Tick(at(61))
+	v.Claim("b", key, row("uid", 6, "late"))
+	choice, _ = v.Show(key, at(61))
+	g.Expect(choice.Kind).To(Equal(Unclaimed))
+}
+
+// Replicas that are not heard contest nothing.
+func TestSilentDoNotContest(t *testing.T) {
+	g := NewWithT(t)
+	v := newView()
+	v.Know(key, "uid")
+	v.Claim("c", key, row("uid", 3, "silent"))
+	v.Claim("b", key, row("uid", 4, "two"))
+	choice, _ := v.Show(key, begin)
+	g.Expect(choice.Contested).To(BeFalse())
+	v.Hear("b", begin)
+	v.Hear("c", begin)
+	choice, _ = v.Show(key, begin)
+	g.Expect(choice.Contested).To(BeTrue())
+}
