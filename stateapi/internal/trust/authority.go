@@ -22,12 +22,20 @@ import (
 // readInterval is how often the Secret is read.
 const readInterval = 10 * time.Second
 
+// readOverlap is how long a replica issues certificates by the authority of before, when another
+// program has replaced it: by then all replicas have read the Secret, and trust the next one.
+const readOverlap = 3 * readInterval
+
 // Options configure an Authority.
 type Options struct {
 	// Namespace and Name of the Secret, which must exist.
 	Namespace, Name string
-	// ReadOnly: another program keeps the Secret.
+	// ReadOnly: another program keeps the Secret. Only tls.crt is trusted: in ca.crt, cert-manager has
+	// who issued that, who may issue certificates for others, too.
 	ReadOnly bool
+	// Clock, if set, has seen the answers of the API server. A replica with a wrong clock changes
+	// nothing in the Secret.
+	Clock *Clock
 	Times
 }
 
@@ -39,6 +47,9 @@ type Authority struct {
 
 	mu        sync.Mutex
 	ring      keyring                        // guarded by mu
+	issuer    *certs.Authority               // guarded by mu; issues certificates; nil if there is none
+	next      *certs.Authority               // guarded by mu; that of ring, if it does not issue them yet
+	nextSince time.Time                      // guarded by mu
 	roots     []root                         // guarded by mu; those of ring, and of what was read before
 	bundle    []byte                         // guarded by mu; roots
 	listeners []dynamiccertificates.Listener // guarded by mu
@@ -87,8 +98,11 @@ func (a *Authority) Run(ctx context.Context) {
 // conflicts is how often the Secret is read again at once, after another replica has written it.
 const conflicts = 5
 
-// refresh reads the Secret, and changes it if that is due.
+// refresh reads the Secret, and changes it if that is due. A request that hangs ends, so that what
+// does not need the API server goes on.
 func (a *Authority) refresh(ctx context.Context, now time.Time) (err error) {
+	ctx, cancel := context.WithTimeout(ctx, readInterval)
+	defer cancel()
 	for range conflicts {
 		if err = a.refreshOnce(ctx, now); !apierrors.IsConflict(err) {
 			break
@@ -108,9 +122,13 @@ func (a *Authority) refreshOnce(ctx context.Context, now time.Time) error {
 	if err != nil {
 		return errors.Wrap(err, "reading the Secret")
 	}
-	ring, err := readKeyring(secret.Data)
+	data := secret.Data
+	if a.options.ReadOnly {
+		data = map[string][]byte{signerCert: data[signerCert], signerKey: data[signerKey]}
+	}
+	ring, err := readKeyring(data)
 	if err != nil {
-		a.take(a.remaining(certificatesIn(secret.Data)), now)
+		a.take(a.remaining(certificatesIn(data)), now)
 		return err
 	}
 	if a.options.ReadOnly {
@@ -142,6 +160,9 @@ func (a *Authority) step(ctx context.Context, secret *corev1.Secret, ring keyrin
 	})
 	if err != nil || !changed {
 		return next, err
+	}
+	if err := a.options.Clock.check(); err != nil {
+		return keyring{}, err
 	}
 	secret = secret.DeepCopy()
 	if secret.Data, err = next.data(); err != nil {
@@ -216,12 +237,32 @@ func (a *Authority) replace(ring keyring, now time.Time) (listeners []dynamiccer
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	a.ring = ring
+	a.issueLocked(ring.signer, now)
 	return a.trustLocked(ring.roots(now), now)
+}
+
+// issueLocked makes signer the one that issues certificates: at once, unless other replicas may not
+// trust it yet.
+func (a *Authority) issueLocked(signer *certs.Authority, now time.Time) {
+	same := func(other *certs.Authority) bool {
+		return other != nil && signer != nil && other.Certificate().Equal(signer.Certificate())
+	}
+	wait := a.options.ReadOnly && signer != nil && a.issuer != nil && !same(a.issuer) &&
+		now.Before(a.issuer.Certificate().NotAfter)
+	switch {
+	case wait && !same(a.next):
+		a.next, a.nextSince = signer, now
+	case !wait || now.Sub(a.nextSince) >= readOverlap:
+		a.issuer, a.next = signer, nil
+	}
 }
 
 // trustLocked trusts what the Secret has, and for a time what it had before.
 func (a *Authority) trustLocked(has []*x509.Certificate, now time.Time) (listeners []dynamiccertificates.Listener) {
 	a.roots = a.options.follow(a.roots, has, now)
+	slices.SortFunc(a.roots, func(x, y root) int { // the same ones are the same bundle
+		return bytes.Compare(x.certificate.Raw, y.certificate.Raw)
+	})
 	if bundle := encode(certificatesOf(a.roots)); !bytes.Equal(bundle, a.bundle) {
 		a.bundle, listeners = bundle, slices.Clone(a.listeners)
 		close(a.changed)
@@ -234,7 +275,7 @@ func (a *Authority) trustLocked(has []*x509.Certificate, now time.Time) (listene
 func (a *Authority) signer() *certs.Authority {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	return a.ring.signer
+	return a.issuer
 }
 
 // Bundle returns the certificates of the authorities that are trusted, in PEM, and a channel that

@@ -152,13 +152,18 @@ func (t Times) follow(before []root, has []*x509.Certificate, now time.Time) (ne
 func (t Times) step(k keyring, now time.Time, create func() (*certs.Authority, error)) (next keyring, changed bool,
 	err error) {
 	next = k
-	valid := func(a *certs.Authority) bool { return a != nil && now.Before(a.Certificate().NotAfter) }
+	valid := func(a *certs.Authority) bool {
+		return a != nil && now.Before(a.Certificate().NotAfter) && !now.Before(a.Certificate().NotBefore)
+	}
 	switch {
 	case !valid(k.signer) && valid(k.successor): // all replicas were away for a long time
 		next.signer, next.successor, changed = k.successor, nil, true
 	case !valid(k.signer):
 		next.signer, err = create()
 		next.successor, changed = nil, true
+		if k.signer != nil { // its time has not come: a replica with a wrong clock has made it, and may issue by it
+			next.trusted = append(slices.Clone(k.trusted), k.signer.Certificate())
+		}
 	case k.successor == nil && k.signer.Certificate().NotAfter.Sub(now) < t.Lifetime/3:
 		next.successor, err = create()
 		changed = true

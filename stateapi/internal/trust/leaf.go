@@ -30,6 +30,7 @@ type Leaf struct {
 	expires   time.Time                      // guarded by mu
 	err       error                          // guarded by mu; of the last renewal
 	listeners []dynamiccertificates.Listener // guarded by mu
+	next      chan struct{}                  // guarded by mu; see Renewed; nil if none waits
 }
 
 var (
@@ -103,7 +104,21 @@ func (l *Leaf) renewed(now time.Time) ([]dynamiccertificates.Listener, error) {
 		return nil, err
 	}
 	l.cert, l.key, l.expires, l.issuer = cert, key, now.Add(validFor), signer
+	if l.next != nil {
+		close(l.next)
+		l.next = nil
+	}
 	return slices.Clone(l.listeners), nil
+}
+
+// Renewed returns a channel that is closed when there is another certificate.
+func (l *Leaf) Renewed() <-chan struct{} {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.next == nil {
+		l.next = make(chan struct{})
+	}
+	return l.next
 }
 
 // Certificate returns the certificate for crypto/tls.

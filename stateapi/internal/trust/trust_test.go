@@ -7,6 +7,7 @@ import (
 	"crypto/x509"
 	"fmt"
 	"math/rand/v2"
+	"net/http"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -25,6 +26,7 @@ import (
 	corev1client "k8s.io/client-go/kubernetes/typed/core/v1"
 
 	"github.com/latchkey-dev/latchkey/internal/certs"
+	"github.com/latchkey-dev/latchkey/test/support/testutil"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -276,6 +278,12 @@ func TestStep(t *testing.T) {
 			keyring{signer: first, successor: made},
 			true,
 		},
+		"made by a clock that is ahead": {
+			-time.Hour,
+			keyring{signer: first},
+			keyring{signer: made, trusted: certificate(first)},
+			true,
+		},
 		"a successor waits": {
 			times.Overlap - time.Second,
 			keyring{signer: first, successor: second},
@@ -484,21 +492,53 @@ func TestReplacedReadOnly(t *testing.T) {
 		g.Expect(changed).To(BeClosed())
 		g.Expect(notified).To(Equal(1))
 		g.Expect(a.trusts(b.leaf)).To(Succeed(), "a certificate of the authority of before")
-		g.Expect(b.trusts(a.leaf)).NotTo(Succeed(), "until it has read the Secret")
+		earlier, _ := a.leaf.CurrentCertKeyContent()
+		time.Sleep(readOverlap - time.Second)
+		a.reads(t)
+		g.Expect(b.trusts(a.leaf)).To(Succeed(), "also of a replica that has not read the Secret yet")
 		b.reads(t)
+		time.Sleep(time.Second)
+		a.reads(t)
+		now, _ := a.leaf.CurrentCertKeyContent()
+		g.Expect(now).NotTo(Equal(earlier), "when all have read it")
 		g.Expect(b.trusts(a.leaf)).To(Succeed())
+		g.Expect(a.trusts(b.leaf)).To(Succeed())
 		_, changed = a.Pool()
 		a.reads(t)
 		g.Expect(changed).NotTo(BeClosed(), "nothing is new")
 		g.Expect(notified).To(Equal(1))
-		time.Sleep(DefaultTimes().Overlap - time.Second)
+		time.Sleep(DefaultTimes().Overlap - readOverlap - time.Second)
 		a.reads(t)
+		b.reads(t)
 		g.Expect(a.roots).To(HaveLen(2))
 		time.Sleep(time.Second)
 		a.reads(t)
 		g.Expect(a.roots).To(HaveLen(1))
 		g.Expect(notified).To(Equal(2))
 		g.Expect(a.trusts(b.leaf)).To(Succeed())
+	})
+}
+
+// Of another program's Secret, ca.crt has who issued the authority, and others: they are no
+// replicas.
+func TestIssuerReadOnly(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		g := NewWithT(t)
+		s := newSecrets()
+		company := newAuthority(t, 30*day)
+		s.setAuthority(t, newAuthority(t, 30*day))
+		s.secret.Data[trustedCerts] = company.PEM()
+		r := newReplica(s, true)
+		r.reads(t)
+		stranger := &Leaf{
+			request: r.leaf.request,
+			signer:  func() *certs.Authority { return company },
+		}
+		g.Expect(stranger.RenewIfDue(time.Now())).To(Succeed())
+		g.Expect(r.trusts(stranger)).NotTo(Succeed())
+		keeps := newReplica(s, false)
+		keeps.reads(t)
+		g.Expect(keeps.trusts(stranger)).To(Succeed(), "replicas that keep the Secret have authorities of before there")
 	})
 }
 
@@ -613,5 +653,32 @@ func TestRun(t *testing.T) {
 		g.Expect(logged()).To(ContainSubstring("The replicas of the fleet trust each other"))
 		cancel()
 		running.Wait()
+	})
+}
+
+// A replica with a wrong clock changes nothing in the Secret: it would take an authority for
+// expired that is valid, and make one that is not valid yet.
+func TestWrongClock(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		g := NewWithT(t)
+		for _, ahead := range []time.Duration{time.Hour, -time.Hour, time.Minute} {
+			s, clock := newSecrets(), &Clock{}
+			answers := clock.RoundTripper(testutil.RoundTripperFunc(func(*http.Request) (*http.Response, error) {
+				header := http.Header{"Date": {time.Now().Add(-ahead).UTC().Format(http.TimeFormat)}}
+				return &http.Response{Header: header, Body: http.NoBody}, nil
+			}))
+			a := New(s, Options{Namespace: "n", Name: "s", Clock: clock, Times: DefaultTimes()})
+			req, err := http.NewRequestWithContext(t.Context(), http.MethodGet, "https://example.com", http.NoBody)
+			g.Expect(err).NotTo(HaveOccurred())
+			resp, err := answers.RoundTrip(req)
+			g.Expect(err).NotTo(HaveOccurred())
+			_ = resp.Body.Close()
+			if err = a.refresh(t.Context(), time.Now()); ahead == time.Minute {
+				g.Expect(err).NotTo(HaveOccurred())
+				continue
+			}
+			g.Expect(err).To(MatchError(MatchRegexp(`the clock of this replica differs by (1h0m0s|1h0m1s|59m59s) from that of`)))
+			g.Expect(s.seen).To(BeEmpty())
+		}
 	})
 }
