@@ -11,6 +11,7 @@ import (
 	"time"
 	"unicode"
 
+	"github.com/pkg/errors"
 	coordinationv1 "k8s.io/api/coordination/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -73,10 +74,15 @@ func (o *Options) memberOf(lease *coordinationv1.Lease) (m member, ok bool) {
 		return m, false
 	}
 	m = member{lease: lease.Name, identity: (*lease.Spec.HolderIdentity)[:at], address: address}
-	if m.identity == "" || len(m.identity) > maxIdentity || strings.ContainsFunc(m.identity, unprintable) {
-		return m, false
+	return m, CheckIdentity(m.identity) == nil && m.lease == o.leaseName(m.identity)
+}
+
+// CheckIdentity returns an error if no member can have that identity.
+func CheckIdentity(identity string) error {
+	if identity == "" || len(identity) > maxIdentity || strings.ContainsFunc(identity, unprintable) {
+		return errors.Errorf("%q must be printable, and have 1 to %d bytes", identity, maxIdentity)
 	}
-	return m, m.lease == o.leaseName(m.identity)
+	return nil
 }
 
 // maxIdentity is how long an identity may be, which is in logs and on pages.

@@ -4,6 +4,7 @@ import (
 	"context"
 	"crypto/tls"
 	"math"
+	"math/rand/v2"
 	"net"
 	"net/http"
 	"reflect"
@@ -21,6 +22,8 @@ import (
 	"k8s.io/client-go/rest"
 	toolscache "k8s.io/client-go/tools/cache"
 	ctrl "sigs.k8s.io/controller-runtime"
+
+	"github.com/latchkey-dev/latchkey/internal/untrusted"
 )
 
 // The times of a connection to a peer, which is near.
@@ -28,10 +31,23 @@ const (
 	dialTimeout   = 3 * time.Second
 	headerTimeout = 10 * time.Second
 	getTimeout    = 3 * time.Second
-	// firstListTimeout is how long the first lists of a peer may take.
+	// firstListTimeout is how long the first lists of a connection may take.
 	firstListTimeout = 30 * time.Second
-	firstBackoff     = 200 * time.Millisecond
-	longestBackoff   = 2 * time.Second
+	// renewalSpread is in how much time a replica connects to its peers anew after its certificate was
+	// renewed: they verify the certificate of a connection at each request. It has hours, and is
+	// less than the time for which an authority is trusted that was removed from the Secret.
+	renewalSpread = 5 * time.Minute
+	// logInterval is the least time between two messages about one peer.
+	logInterval = 10 * time.Second
+	// maxReceived is how much memory may be taken by what is received from a peer over one connection,
+	// as untrusted.Budget counts it. A replica with 10,000 extensions has a quarter of that. A peer
+	// that says more is connected anew, and so its lists replace what it has said before.
+	maxReceived = 1 << 30
+	// requestsAtOnce is how many requests to a peer may be under way: some wait for changes, the
+	// others get what changes all the time.
+	requestsAtOnce = 64
+	firstBackoff   = 200 * time.Millisecond
+	longestBackoff = 2 * time.Second
 	// fullPause is how long a peer is left alone that has sent too much in less time.
 	fullPause = time.Minute
 )
@@ -105,13 +121,14 @@ func (p *peer) run(ctx context.Context) {
 	logger := ctrl.LoggerFrom(ctx).WithValues("replica", p.member.identity, "address", p.member.address.String())
 	backoff := newBackoff()
 	var mu sync.Mutex
-	logged := "" // guarded by mu
+	logged := ""           // guarded by mu
+	var loggedAt time.Time // guarded by mu
 	failed := func(err error) {
 		text := reason(err)
 		mu.Lock()
 		defer mu.Unlock()
-		if ctx.Err() == nil && text != logged {
-			logged = text
+		if ctx.Err() == nil && text != logged && (loggedAt.IsZero() || time.Since(loggedAt) >= logInterval) {
+			logged, loggedAt = text, time.Now()
 			logger.Info("A replica of the fleet is not heard", "reason", text)
 		}
 	}
@@ -148,6 +165,9 @@ func newBackoff() *wait.Backoff {
 	return &wait.Backoff{Duration: firstBackoff, Factor: 2, Jitter: 0.5, Steps: 1 << 20, Cap: longestBackoff}
 }
 
+// errTooMuch is why no more is received over a connection.
+var errTooMuch = errors.New("it sends more than a replica has")
+
 // errSilent is why a peer is not heard that gives no answer at all.
 var errSilent = errors.New("it gives no answer: look at its Pod, and at the network between the replicas")
 
@@ -162,16 +182,17 @@ func reason(err error) string {
 	if errors.As(err, &unverified) {
 		text = "what answers there is not that member of the fleet, and got no credential: " + text
 	}
-	return text
+	return untrusted.Shorten(text)
 }
 
-// connect follows the resources of the peer until ctx is done, it is silent, or others are trusted.
-// full reports that it has sent too much.
+// connect follows the resources of the peer until ctx is done, it is silent, others are trusted, or
+// this replica has another certificate. full reports that it has sent too much.
 func (p *peer) connect(ctx context.Context, failed func(error)) (full bool) {
 	options := &p.peers.options
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	roots, changed := options.Authority.Pool()
+	renewed := p.peers.leaf.Renewed()
 	transport := &http.Transport{
 		DialContext: (&net.Dialer{Timeout: dialTimeout}).DialContext,
 		TLSClientConfig: &tls.Config{
@@ -188,8 +209,11 @@ func (p *peer) connect(ctx context.Context, failed func(error)) (full bool) {
 		ForceAttemptHTTP2:     true,
 	}
 	defer transport.CloseIdleConnections()
-	received := &bounded{RoundTripper: transport, full: cancel}
-	received.left.Store(options.MaxReceived)
+	received := untrusted.LimitAll(transport, untrusted.Budget{
+		Requests: math.MaxInt64,
+		AtOnce:   requestsAtOnce,
+		Bytes:    options.MaxReceived,
+	})
 	client, err := rest.RESTClientForConfigAndClient(&rest.Config{
 		Host:    "https://" + p.member.address.String(),
 		APIPath: "/apis",
@@ -212,8 +236,14 @@ func (p *peer) connect(ctx context.Context, failed func(error)) (full bool) {
 	defer running.Wait()
 	defer cancel()
 	quiet := logr.Discard()
+	var missing atomic.Int32
+	missing.Store(int32(len(options.Resources)))
 	for resource, object := range options.Resources {
-		store := &stream{peer: p, resource: resource}
+		store := &stream{
+			peer:     p,
+			resource: resource,
+			listed:   sync.OnceFunc(func() { missing.Add(-1) }),
+		}
 		reflector := toolscache.NewReflectorWithOptions(
 			toolscache.NewListWatchFromClient(client, resource, "", fields.Everything()), object, store,
 			toolscache.ReflectorOptions{
@@ -223,7 +253,11 @@ func (p *peer) connect(ctx context.Context, failed func(error)) (full bool) {
 			})
 		running.Go(func() {
 			for backoff := newBackoff(); ctx.Err() == nil; {
-				if err := reflector.ListAndWatchWithContext(logr.NewContext(ctx, quiet)); err != nil && ctx.Err() == nil {
+				err := reflector.ListAndWatchWithContext(logr.NewContext(ctx, quiet))
+				switch {
+				case received.Exceeded() != nil:
+					cancel()
+				case err != nil && ctx.Err() == nil:
 					failed(err)
 				}
 				select {
@@ -233,24 +267,30 @@ func (p *peer) connect(ctx context.Context, failed func(error)) (full bool) {
 			}
 		})
 	}
-	p.await(ctx, changed)
-	return received.isFull()
+	p.await(ctx, changed, renewed, func() bool { return missing.Load() == 0 })
+	return received.Exceeded() != nil
 }
 
-// await returns when ctx is done, the peer is silent, or others are trusted.
-func (p *peer) await(ctx context.Context, changed <-chan struct{}) {
+// await returns when ctx is done, the peer is silent, others are trusted, or some time after this
+// replica has got another certificate. listed reports whether the peer has said all that it has.
+func (p *peer) await(ctx context.Context, changed, renewed <-chan struct{}, listed func() bool) {
 	begun := time.Now()
 	tick := time.NewTicker(p.peers.options.Silence / 4)
 	defer tick.Stop()
+	var renew <-chan time.Time
 	for {
 		select {
 		case <-ctx.Done():
 			return
 		case <-changed:
 			return
+		case <-renewed:
+			renewed, renew = nil, time.After(rand.N(p.peers.options.RenewalSpread))
+		case <-renew:
+			return
 		case now := <-tick.C:
 			patience := p.peers.options.Silence
-			if p.heardAt() == 0 { // the first lists may take longer
+			if !listed() {
 				patience = firstListTimeout
 			}
 			if now.Sub(begun) > patience && !p.isHeard(now) {
@@ -282,6 +322,7 @@ func (p *Peers) Get(ctx context.Context, identity, resource, namespace, name str
 type stream struct {
 	peer     *peer
 	resource string
+	listed   func() // is called when the peer has said all that it has of the resource
 }
 
 var (
@@ -332,6 +373,7 @@ func (s *stream) Replace(list []any, _ string) error {
 		objects[i] = object.(runtime.Object)
 	}
 	s.peer.peers.listener.Replaced(s.peer.member.identity, s.resource, objects)
+	s.listed()
 	s.peer.hear(s.resource)
 	return nil
 }

@@ -45,6 +45,9 @@ type Options struct {
 	// MaxReceived is how much memory may be taken by what is received from a peer over one connection.
 	// Defaults to 1 GiB.
 	MaxReceived int64
+	// RenewalSpread is in how much time a replica connects to its peers anew after its certificate was
+	// renewed. Defaults to five minutes.
+	RenewalSpread time.Duration
 	holding.Times
 }
 
@@ -83,6 +86,7 @@ type Peers struct {
 // New returns the peers of a replica. New sends no request.
 func New(config *rest.Config, options Options, listener Listener) (*Peers, error) {
 	options.Times, options.MaxReceived = options.WithDefaults(), cmp.Or(options.MaxReceived, maxReceived)
+	options.RenewalSpread = cmp.Or(options.RenewalSpread, renewalSpread)
 	if err := options.Validate(); err != nil {
 		return nil, err
 	}
@@ -167,14 +171,17 @@ func (p *Peers) follow(ctx context.Context) {
 	tick := time.NewTicker(p.options.RetryPeriod)
 	defer tick.Stop()
 	synced, removing := false, semaphore.NewWeighted(1)
+	listed := informer.HasSyncedChecker().Done() // HasSynced could wait for the handler, which waits for this loop
 	for {
 		var old []*coordinationv1.Lease
-		if synced = synced || informer.HasSynced(); synced {
+		if synced {
 			old = p.meet(ctx, time.Now())
 		}
 		select {
 		case <-ctx.Done():
 			return
+		case <-listed:
+			synced, listed = true, nil
 		case event := <-events:
 			event(time.Now())
 		case <-tick.C:
