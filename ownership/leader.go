@@ -39,7 +39,7 @@ type LeaderOptions struct {
 // not know of each other. So the replicas that share hold the Lease of the leader election
 // together:
 //
-//   - Run waits until no leader holds the Lease. Then it runs engine.
+//   - Run waits until no leader holds the Lease. Then it runs engine. The result is a Waiter.
 //   - No leader can take the Lease while one replica runs, nor for the LeaseDuration and 10 s after
 //     the last one.
 //   - If the Lease is lost, Run ends engine and returns an error, which ends the manager. Run also
@@ -77,6 +77,9 @@ type withLeaderLease struct {
 	term    atomic.Pointer[fence.Term] // in which the Lease is held; nil before
 	joined  joinedTerms                // of the engine's terms with that
 }
+
+// Waiting implements Waiter.
+func (e *withLeaderLease) Waiting() bool { return e.term.Load() == nil }
 
 // Owns implements Engine. Requests need the term of the engine, and that of the Lease: a replica
 // that was suspended finds out there that a leader may act.

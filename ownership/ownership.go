@@ -60,6 +60,15 @@ type Fitter interface {
 	Fits(ctx context.Context) error
 }
 
+// Waiter is an Engine that may wait, before it takes any extension, until others have ended that
+// serve the same extensions in another way.
+type Waiter interface {
+	Engine
+	// Waiting reports whether the engine waits, which it does not any more after it has begun. Waiting
+	// must not block, and may be called at any time.
+	Waiting() bool
+}
+
 // Share selects extensions. The object may lack its GroupVersionKind, and must not be changed. A
 // Share may be called from any goroutine.
 type Share func(extension client.Object) bool

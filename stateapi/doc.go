@@ -27,7 +27,7 @@
 //   - To uninstall, delete the APIService before the program: while it has no server, no namespace
 //     of the cluster can be deleted.
 //   - If replicas share the extensions (clustercache.Options.Ownership), set Options.Fleet. Without
-//     it, each has the connections of its share, and the one that serves the API shows those only.
+//     it, each has the connections of its share, and all of them would serve the API in turns.
 //     StateAPI.Replicas has the view of all for the status page.
 //   - Nothing is written to etcd, and nothing can be changed through the API.
 //   - What changes all the time, the times and failures of probes, is as of the answer and has no

@@ -14,6 +14,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/latchkey-dev/latchkey/clustercache"
+	"github.com/latchkey-dev/latchkey/ownership"
 	"github.com/latchkey-dev/latchkey/stateapi"
 	"github.com/latchkey-dev/latchkey/stateapi/apiserver"
 	"github.com/latchkey-dev/latchkey/stateapi/v1alpha1"
@@ -36,10 +37,10 @@ func ExampleNew() {
 }
 
 // Replicas that share the extensions: each serves its states to the others at port 6444, and one of
-// them the view of all to the API server in front. The Secret team-fleet exists, and is empty at
-// first.
+// them the view of all to the API server in front. The Secret exists, and is empty at first.
 func ExampleNew_replicas() {
-	serve := func(mgr ctrl.Manager, connections clustercache.ClusterCache, podIP netip.Addr) error {
+	serve := func(mgr ctrl.Manager, connections clustercache.ClusterCache, engine ownership.Engine, replica string,
+		podIP netip.Addr) error {
 		api, err := stateapi.New(connections, stateapi.Options{
 			Config:  mgr.GetConfig(),
 			Service: stateapi.ServiceOptions{Namespace: "team-system", Name: "team-state", Address: podIP},
@@ -47,7 +48,9 @@ func ExampleNew_replicas() {
 			Fleet: stateapi.FleetOptions{
 				Name:      "team",
 				Namespace: "team-system",
-				Secret:    "team-fleet",
+				Secret:    "team-state-authority",
+				Identity:  replica, // the Identity of the engine, too
+				Engine:    engine,
 				Address:   netip.AddrPortFrom(podIP, 6444),
 			},
 		})

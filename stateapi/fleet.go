@@ -19,10 +19,12 @@ import (
 	"k8s.io/apiserver/pkg/authentication/user"
 	"k8s.io/apiserver/pkg/authorization/authorizer"
 	corev1client "k8s.io/client-go/kubernetes/typed/core/v1"
+	"k8s.io/client-go/rest"
 
 	"github.com/latchkey-dev/latchkey/fence"
 	"github.com/latchkey-dev/latchkey/internal/holding"
 	"github.com/latchkey-dev/latchkey/internal/metrics"
+	"github.com/latchkey-dev/latchkey/ownership"
 	"github.com/latchkey-dev/latchkey/stateapi/apiserver"
 	"github.com/latchkey-dev/latchkey/stateapi/internal/peers"
 	"github.com/latchkey-dev/latchkey/stateapi/internal/trust"
@@ -31,14 +33,20 @@ import (
 
 // FleetOptions let replicas that share the extensions serve one view of all of them. Each replica
 // serves its own states to the others, by mutual TLS, and has the states of all. One of them serves
-// that view to the API server in front: Options.Service or Options.Server.Certificate must be set.
+// that view to the API server in front. Set Options.Service: without it, and with
+// Options.Server.Certificate, you lead the API server to the holder of the Lease <Name>-state
+// yourself, and a replica that ends hands nothing over.
+//
+// A replica that ends serves on until another one does, for up to 8 s: manager.Options needs a
+// GracefulShutdownTimeout of more than that, and the Pod a longer terminationGracePeriodSeconds.
 //
 // The program needs get, list, watch, create, update and delete on leases in Namespace, and get on
 // the Secret, and update unless SecretReadOnly is set.
 type FleetOptions struct {
 	// Name of the fleet, such as "team": a name of Kubernetes objects of at most 63 characters. The
 	// names of its Leases begin with it, and it is the value of a label. Replicas of one fleet have
-	// the same Name, Namespace and Secret.
+	// the same FleetOptions but for Identity and the addresses, and the same Group and Namespaced;
+	// other programs in the Namespace have another Name.
 	Name string
 	// Namespace of the Leases and of the Secret.
 	Namespace string
@@ -47,20 +55,27 @@ type FleetOptions struct {
 	// read the Secret can pass for a replica.
 	Secret string
 	// SecretReadOnly: another program, such as cert-manager, keeps the Secret. Its tls.crt and
-	// tls.key are a certificate authority, and ca.crt has further ones to trust.
+	// tls.key are a certificate authority. Everyone for whom that authority issues a certificate with
+	// the name of a member is one, so let nothing else use it. ca.crt is not read.
 	SecretReadOnly bool
 	// IgnoreTerms: each replica has one Lease for all its extensions, as with controllersharding. Then
 	// the terms of two replicas say nothing about which one is later, and the later claim is shown.
 	IgnoreTerms bool
-	// Identity of this replica, unique to the process. Defaults to the host's name and a random
-	// suffix.
+	// Identity of this replica, unique to the process: printable, and of at most 253 bytes. Give it
+	// that of the engine (buckets.Options.Identity), so that status.replica and the holders of Leases
+	// can be compared. Defaults to the host's name and a random suffix.
 	Identity string
+	// Engine is that of clustercache.Options.Ownership. If it is a Waiter, as that of
+	// ownership.WithLeaderLease is, a replica does not serve the view while a leader from before may
+	// serve its own.
+	Engine ownership.Engine
 	// BindAddress is where this replica serves the others. Defaults to ":6444".
 	BindAddress string
 	// Address is how the others reach that: the IP of the Pod, and the port.
 	Address netip.AddrPort
-	// LeaseDuration is how long a replica that has ended counts as a member. RenewDeadline and
-	// RetryPeriod are those of its Lease. They default to 15 s, two thirds and a seventh of it.
+	// LeaseDuration is how long a replica that has ended counts as a member, in whole seconds.
+	// RenewDeadline and RetryPeriod are those of its Lease. They default to 15 s, two thirds and a
+	// seventh of it.
 	LeaseDuration, RenewDeadline, RetryPeriod time.Duration
 }
 
@@ -90,6 +105,8 @@ type fleet struct {
 func (s *StateAPI) setUpFleet() error {
 	o := s.options.Fleet
 	switch {
+	case o.Name == "":
+		return errors.New("Name is missing")
 	case len(validation.IsDNS1123Subdomain(o.Name)) > 0 || len(o.Name) > validation.LabelValueMaxLength:
 		return errors.Errorf("Name %q must be a name of Kubernetes objects (lower-case letters, digits, dashes and dots, "+
 			"a letter or a digit at the ends) of at most %d characters: names of Leases begin with it, and it is the value "+
@@ -113,8 +130,13 @@ func (s *StateAPI) setUpFleet() error {
 		}
 		o.Identity = host + "_" + rand.String(8)
 	}
+	if err := peers.CheckIdentity(o.Identity); err != nil {
+		return errors.WithMessage(err, "Identity")
+	}
 	o.BindAddress = cmp.Or(o.BindAddress, ":6444")
-	secrets, err := corev1client.NewForConfig(s.options.Config)
+	config, clock := rest.CopyConfig(s.options.Config), &trust.Clock{}
+	config.Wrap(clock.RoundTripper)
+	secrets, err := corev1client.NewForConfig(config)
 	if err != nil {
 		return errors.Wrap(err, "creating a client")
 	}
@@ -123,6 +145,7 @@ func (s *StateAPI) setUpFleet() error {
 		Namespace: o.Namespace,
 		Name:      o.Secret,
 		ReadOnly:  o.SecretReadOnly,
+		Clock:     clock,
 		Times:     trust.DefaultTimes(),
 	})
 	f.merged = newMerged(s, o.Identity)

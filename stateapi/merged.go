@@ -2,6 +2,7 @@ package stateapi
 
 import (
 	"context"
+	"maps"
 	"slices"
 	"sync"
 	"time"
@@ -169,12 +170,14 @@ func (m *merged) Members(identities []string) {
 // Gone implements peers.Listener.
 func (m *merged) Gone(replica string) {
 	m.mu.Lock()
-	defer m.mu.Unlock()
 	delete(m.said, replica)
 	delete(m.listed, replica)
-	now := time.Now()
-	m.showAllLocked(m.view.Forget(replica), now)
-	m.noticeLocked(now)
+	changed := m.view.Forget(replica)
+	m.mu.Unlock()
+	m.showAll(changed, false)
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.noticeLocked(time.Now())
 }
 
 func (m *merged) broadcastLocked() {
@@ -184,9 +187,6 @@ func (m *merged) broadcastLocked() {
 
 // Replaced implements peers.Listener.
 func (m *merged) Replaced(replica, resource string, objects []runtime.Object) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	now := time.Now()
 	if resource == connectionsResource {
 		rows := make(map[client.ObjectKey]merge.Row[*v1alpha1.Connection], len(objects))
 		for _, object := range objects {
@@ -194,20 +194,23 @@ func (m *merged) Replaced(replica, resource string, objects []runtime.Object) {
 				rows[client.ObjectKeyFromObject(c)] = rowOf(c)
 			}
 		}
-		m.showAllLocked(m.view.Replace(replica, rows), now)
+		m.mu.Lock()
+		changed := m.view.Replace(replica, rows)
+		m.mu.Unlock()
+		m.showAll(changed, false)
 	} else {
-		before := m.said[replica]
-		m.said[replica] = map[client.ObjectKey]map[string]*scopeRow{}
+		said := map[client.ObjectKey]map[string]*scopeRow{}
 		for _, object := range objects {
-			m.sayLocked(replica, object.(*v1alpha1.Scope))
+			m.say(said, object.(*v1alpha1.Scope))
 		}
-		for key := range before {
-			m.showLocked(key, now, true)
-		}
-		for key := range m.said[replica] {
-			m.showLocked(key, now, true)
-		}
+		m.mu.Lock()
+		changed := slices.Collect(maps.Keys(m.said[replica]))
+		m.said[replica] = said
+		m.mu.Unlock()
+		m.showAll(slices.AppendSeq(changed, maps.Keys(said)), true)
 	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
 	if m.listed[replica] == nil {
 		m.listed[replica] = map[string]bool{}
 	}
@@ -217,12 +220,12 @@ func (m *merged) Replaced(replica, resource string, objects []runtime.Object) {
 	}
 }
 
-func (m *merged) sayLocked(replica string, scope *v1alpha1.Scope) (key client.ObjectKey) {
+// say adds a scope to what a replica says.
+func (m *merged) say(said map[client.ObjectKey]map[string]*scopeRow, scope *v1alpha1.Scope) (key client.ObjectKey) {
 	key = client.ObjectKey{Namespace: scope.Namespace, Name: scope.Status.Extension}
 	if !m.receivedScope(scope) {
 		return key
 	}
-	said := m.saidLocked(replica)
 	if said[key] == nil {
 		said[key] = map[string]*scopeRow{}
 	}
@@ -243,7 +246,7 @@ func (m *merged) Changed(replica, _ string, object runtime.Object) {
 			m.showLocked(key, now, false)
 		}
 	case *v1alpha1.Scope:
-		m.showLocked(m.sayLocked(replica, object), now, true)
+		m.showLocked(m.say(m.saidLocked(replica), object), now, true)
 	}
 }
 
@@ -270,12 +273,16 @@ func (m *merged) Removed(replica, _ string, object runtime.Object) {
 // Heard implements peers.Listener.
 func (m *merged) Heard(replica string) {
 	m.mu.Lock()
-	defer m.mu.Unlock()
-	now := time.Now()
 	_, heard := m.view.HeardAt(replica)
-	if m.showAllLocked(m.view.Hear(replica, now), now); !heard {
-		m.noticeLocked(now)
+	changed := m.view.Hear(replica, time.Now())
+	m.mu.Unlock()
+	m.showAll(changed, false)
+	if heard {
+		return
 	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.noticeLocked(time.Now())
 }
 
 // run notices who is silent, until ctx is done.
@@ -294,9 +301,12 @@ func (m *merged) run(ctx context.Context) {
 
 func (m *merged) tick(now time.Time) {
 	m.mu.Lock()
-	defer m.mu.Unlock()
 	m.view.Hear(m.self, now)
-	m.showAllLocked(m.view.Tick(now), now)
+	changed := m.view.Tick(now)
+	m.mu.Unlock()
+	m.showAll(changed, false)
+	m.mu.Lock()
+	defer m.mu.Unlock()
 	m.noticeLocked(now)
 }
 

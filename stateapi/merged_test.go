@@ -3,11 +3,14 @@ package stateapi
 import (
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	. "github.com/onsi/gomega"
+	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
+	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/latchkey-dev/latchkey/stateapi/apiserver"
 	"github.com/latchkey-dev/latchkey/stateapi/v1alpha1"
@@ -73,7 +76,7 @@ func TestReceived(t *testing.T) {
 				CredentialSince: &fine,
 				Probe:           v1alpha1.ProbeStatus{LastTime: &late, LastSuccessTime: &late},
 				Problems:        []v1alpha1.Problem{{Since: &late}},
-				Conditions:      []metav1.Condition{{LastTransitionTime: late}},
+				Conditions:      []metav1.Condition{{Type: "Healthy", Status: metav1.ConditionTrue, LastTransitionTime: late}},
 				Permissions: &v1alpha1.PermissionRecord{
 					Used:    []v1alpha1.PermissionUse{{First: &late, Last: late}},
 					Refused: []v1alpha1.PermissionUse{{First: &fine, Last: fine}},
@@ -95,7 +98,7 @@ func TestReceived(t *testing.T) {
 			Term:            3,
 			CredentialSince: &fine,
 			Problems:        []v1alpha1.Problem{{}},
-			Conditions:      []metav1.Condition{{}},
+			Conditions:      []metav1.Condition{{Type: "Healthy", Status: metav1.ConditionUnknown}},
 			Permissions: &v1alpha1.PermissionRecord{
 				Used:    []v1alpha1.PermissionUse{{}},
 				Refused: []v1alpha1.PermissionUse{{First: &fine, Last: fine}},
@@ -121,4 +124,60 @@ func TestReceived(t *testing.T) {
 	c, ok = m.received(good, "you")
 	g.Expect(ok).To(BeTrue())
 	g.Expect(c.Status.Term).To(BeZero())
+}
+
+// No condition of a replica that is not heard stays green, and the row says as of when it is.
+func TestConditionsOfASilentReplica(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		g := NewWithT(t)
+		f := newView()
+		m := f.merged
+		c := claim("red", "1", "Connected", 1)
+		c.Status.Conditions = []metav1.Condition{
+			{Type: v1alpha1.ConditionConnected, Status: metav1.ConditionTrue},
+			{Type: v1alpha1.ConditionHealthy, Status: metav1.ConditionTrue},
+		}
+		m.Replaced("a", connectionsResource, []runtime.Object{c})
+		m.Heard("a")
+		heard := time.Now()
+		for range 8 {
+			time.Sleep(time.Second)
+			m.tick(time.Now())
+		}
+		shown, _, _ := (&Replicas{f}).Show(client.ObjectKey{Name: "red"})
+		g.Expect(shown.Status.State).To(Equal(v1alpha1.StateUnknown))
+		g.Expect(shown.Status.Since.Time).To(BeTemporally("==", heard))
+		g.Expect(shown.Status.Conditions).To(HaveLen(2))
+		for _, kind := range []string{v1alpha1.ConditionConnected, v1alpha1.ConditionHealthy} {
+			g.Expect(meta.FindStatusCondition(shown.Status.Conditions, kind).Status).To(Equal(metav1.ConditionUnknown))
+		}
+	})
+}
+
+// A replica serves the view of all when it knows who they are, and has listed each resource of
+// each.
+func TestAwaitComplete(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		g := NewWithT(t)
+		m := newView().merged
+		m.met, m.members = false, nil
+		complete := make(chan bool, 1)
+		go func() { complete <- m.awaitComplete(t.Context(), time.Hour) }()
+		step := func(f func()) {
+			f()
+			synctest.Wait()
+		}
+		step(func() { m.Members([]string{"a", "b"}) })
+		for _, replica := range []string{"a", "b"} {
+			for _, resource := range []string{connectionsResource, scopesResource} {
+				g.Expect(complete).NotTo(Receive())
+				step(func() { m.Replaced(replica, resource, nil) })
+			}
+		}
+		g.Expect(complete).To(Receive(BeTrue()))
+		m.Gone("b")
+		begun := time.Now()
+		g.Expect(m.awaitComplete(t.Context(), time.Minute)).To(BeTrue())
+		g.Expect(time.Since(begun)).To(Equal(time.Minute), "it does not wait for ever")
+	})
 }

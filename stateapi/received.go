@@ -35,6 +35,9 @@ func (m *merged) received(c *v1alpha1.Connection, replica string) (*v1alpha1.Con
 	}
 	if !slices.Contains(states, c.Status.State) {
 		c.Status.State = v1alpha1.StateUnknown
+		for i := range c.Status.Conditions {
+			c.Status.Conditions[i].Status = metav1.ConditionUnknown
+		}
 	}
 	for _, t := range []**metav1.Time{&c.Status.Since, &c.Status.TokenExpires, &c.Status.CredentialSince,
 		&c.Status.Probe.LastTime, &c.Status.Probe.LastSuccessTime} {

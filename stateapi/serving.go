@@ -14,6 +14,7 @@ import (
 
 	"github.com/latchkey-dev/latchkey/fence"
 	"github.com/latchkey-dev/latchkey/internal/holding"
+	"github.com/latchkey-dev/latchkey/ownership"
 )
 
 // servingTimes are those of the Lease by which one replica serves. It is short: while the replica
@@ -46,13 +47,8 @@ func (f *fleet) serveInTurn(ctx context.Context, failed <-chan error) (err error
 	if err != nil {
 		return errors.Wrap(err, "creating a client")
 	}
-	if !f.merged.awaitComplete(ctx, silence) {
-		return nil
-	}
 	ctx, cancel := context.WithCancel(ctx)
-	defer cancel()
 	var running sync.WaitGroup
-	defer running.Wait()
 	running.Go(func() {
 		select {
 		case <-ctx.Done():
@@ -60,6 +56,13 @@ func (f *fleet) serveInTurn(ctx context.Context, failed <-chan error) (err error
 			cancel()
 		}
 	})
+	defer running.Wait()
+	defer cancel()
+	if !f.awaitEngine(ctx) || !f.merged.awaitComplete(ctx, silence) {
+		cancel()
+		running.Wait()
+		return err
+	}
 	certificates := newCertificates(f.api.options.Server)
 	running.Go(func() { certificates.run(ctx) })
 	for ctx.Err() == nil {
@@ -70,7 +73,7 @@ func (f *fleet) serveInTurn(ctx context.Context, failed <-chan error) (err error
 			Client:     leases,
 			LockConfig: resourcelock.ResourceLockConfig{Identity: f.options.Identity},
 		}, func(holds context.Context, _ *fence.Term) {
-			server := f.serve(holds, &turn, certificates)
+			server := f.serve(ctx, holds, &turn, certificates)
 			select {
 			case <-holds.Done():
 			case err := <-server:
@@ -88,11 +91,34 @@ func (f *fleet) serveInTurn(ctx context.Context, failed <-chan error) (err error
 	return err
 }
 
-// serve starts the server of the view. It ends at once when the lease is lost, and when ctx is done
-// otherwise as soon as another replica serves.
-func (f *fleet) serve(ctx context.Context, running *sync.WaitGroup, certificates *certificates) (failed <-chan error) {
+// awaitEngine waits until no leader from before may serve the state API: it would write the same
+// EndpointSlice and APIService. awaitEngine returns false when ctx is done.
+func (f *fleet) awaitEngine(ctx context.Context) bool {
+	engine, ok := f.options.Engine.(ownership.Waiter)
+	if !ok || !engine.Waiting() {
+		return ctx.Err() == nil
+	}
+	log.FromContext(ctx).Info("Does not serve the state API yet: a leader from before has not ended")
+	tick := time.NewTicker(servingTimes.RetryPeriod)
+	defer tick.Stop()
+	for engine.Waiting() {
+		select {
+		case <-ctx.Done():
+			return false
+		case <-tick.C:
+		}
+	}
+	return true
+}
+
+// serve starts the server of the view. It ends when holds is done: at once when the lease is lost,
+// and as soon as another replica serves when the fleet ends here. A server that fails has withdrawn
+// its address when failed receives its error.
+func (f *fleet) serve(fleet, holds context.Context, running *sync.WaitGroup, certificates *certificates) (
+	failed <-chan error) {
 	errs := make(chan error, 1)
-	life, end := context.WithCancel(context.WithoutCancel(ctx))
+	ctx := holds
+	life, end := context.WithCancel(context.WithoutCancel(holds))
 	server, err := f.api.newServer(certificates.while(life, f.api.options.Server), f.merged.connections(), f.merged.scopes)
 	if err != nil {
 		end()
@@ -103,8 +129,8 @@ func (f *fleet) serve(ctx context.Context, running *sync.WaitGroup, certificates
 	running.Go(func() {
 		defer end()
 		<-ctx.Done()
-		if !errors.Is(context.Cause(ctx), fence.ErrClosed) { // it has not lost the lease
-			f.handOver()
+		if fleet.Err() != nil && !errors.Is(context.Cause(ctx), fence.ErrClosed) { // it has not lost the lease
+			f.handOver(life)
 		}
 	})
 	running.Go(func() {
@@ -112,6 +138,8 @@ func (f *fleet) serve(ctx context.Context, running *sync.WaitGroup, certificates
 			return
 		}
 		var publishing sync.WaitGroup
+		publish, stop := context.WithCancel(ctx)
+		defer stop()
 		publishing.Go(func() {
 			select {
 			case <-server.Listening():
@@ -120,37 +148,45 @@ func (f *fleet) serve(ctx context.Context, running *sync.WaitGroup, certificates
 			}
 			f.serves.Store(true)
 			if f.api.publisher != nil {
-				f.api.publisher.Run(ctx)
+				f.api.publisher.Run(publish)
 			}
 		})
-		if err := server.Run(life); err != nil {
-			errs <- err
-		}
+		err := server.Run(life)
 		end()
+		stop()
 		publishing.Wait()
 		f.serves.Store(false)
 		if f.api.publisher != nil {
 			f.api.publisher.Withdraw(context.WithoutCancel(ctx))
 		}
+		if err != nil {
+			errs <- err
+		}
 	})
 	return errs
 }
 
-// handOver waits until another replica serves.
-func (f *fleet) handOver() {
+// handOver waits until another replica serves, or the server has ended.
+func (f *fleet) handOver(serving context.Context) {
 	if f.api.publisher == nil || !f.merged.hasPeers() {
 		return
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), handOverTimeout)
+	ctx, cancel := context.WithTimeout(serving, handOverTimeout)
 	defer cancel()
 	tick := time.NewTicker(handOverInterval)
 	defer tick.Stop()
-	for f.api.publisher.Leads(ctx) {
+	for {
+		if leads, err := f.api.publisher.Leads(ctx); err == nil && !leads {
+			break
+		}
 		select {
 		case <-ctx.Done():
 			return
 		case <-tick.C:
 		}
 	}
-	<-time.After(handOverGrace)
+	select {
+	case <-serving.Done():
+	case <-time.After(handOverGrace):
+	}
 }

@@ -2,6 +2,7 @@ package stateapi
 
 import (
 	"fmt"
+	"slices"
 	"time"
 
 	"k8s.io/apimachinery/pkg/api/meta"
@@ -15,9 +16,19 @@ import (
 	"github.com/latchkey-dev/latchkey/stateapi/v1alpha1"
 )
 
-func (m *merged) showAllLocked(keys []client.ObjectKey, now time.Time) {
-	for _, key := range keys {
-		m.showLocked(key, now, false)
+// shownAtOnce is for how many extensions others wait.
+const shownAtOnce = 500
+
+// showAll shows extensions of which the view has changed. Others may show some of them meanwhile,
+// as the view has them then. scopes says that their scopes have changed, too.
+func (m *merged) showAll(keys []client.ObjectKey, scopes bool) {
+	for some := range slices.Chunk(keys, shownAtOnce) {
+		m.mu.Lock()
+		now := time.Now()
+		for _, key := range some {
+			m.showLocked(key, now, scopes)
+		}
+		m.mu.Unlock()
 	}
 }
 

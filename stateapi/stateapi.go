@@ -13,6 +13,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/runtime/serializer"
+	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -102,7 +103,7 @@ func New(connections clustercache.ClusterCache, options Options) (*StateAPI, err
 		scopeNames:  map[client.ObjectKey]map[string]bool{},
 	}
 	s.states, s.scopes = s.newStores(s.refresh, s.refreshAndCount, s.countObjects, 0)
-	if options.Fleet.Name != "" {
+	if options.Fleet != (FleetOptions{}) {
 		if err := s.setUpFleet(); err != nil {
 			return nil, errors.WithMessage(err, "Options.Fleet")
 		}
@@ -274,15 +275,14 @@ func (s *StateAPI) Start(ctx context.Context) error {
 	return errors.WithMessage(s.server.Run(ctx), "state API")
 }
 
-// checkInterval is how often it is tried to serve.
-const checkInterval = 5 * time.Second
+// firstCheck and checkInterval are the shortest and the longest pause between tries to serve.
+const firstCheck, checkInterval = 100 * time.Millisecond, 5 * time.Second
 
 // awaitCheck returns true when the server can serve. What it lacks is logged: a host operator does
 // not end because of it.
 func awaitCheck(ctx context.Context, server *apiserver.ExtensionAPIServer) bool {
 	logged := ""
-	tick := time.NewTicker(checkInterval)
-	defer tick.Stop()
+	pauses := wait.Backoff{Duration: firstCheck, Factor: 2, Jitter: 0.2, Steps: 1 << 20, Cap: checkInterval}
 	for {
 		err := server.Check(ctx)
 		if err == nil || ctx.Err() != nil {
@@ -295,7 +295,7 @@ func awaitCheck(ctx context.Context, server *apiserver.ExtensionAPIServer) bool 
 		select {
 		case <-ctx.Done():
 			return false
-		case <-tick.C:
+		case <-time.After(pauses.Step()):
 		}
 	}
 }

@@ -231,6 +231,9 @@ func (s *served) explain(err error) error {
 	case apierrors.IsNotFound(err):
 		return errors.Errorf("there is no state API %s here: run the operator with --state-api (docs/stateapi.md), or name "+
 			"its group by --state-api-group", s.group)
+	case apierrors.IsForbidden(err):
+		return errors.Wrapf(err, "listing the connections needs list and watch on connections.%s (ClusterRole "+
+			"latchkey-state-viewer), if that is the group of a state API (--state-api-group)", s.group)
 	case apierrors.IsServiceUnavailable(err):
 		return errors.Wrapf(err, "no replica serves the state API %s (kubectl describe apiservice %s.%s)", s.group,
 			v1alpha1.GroupVersion.Version, s.group)

@@ -31,6 +31,7 @@ type sharingFlags struct {
 	ring    string
 	shard   string
 	name    string // see identity
+	engine  ownership.Engine
 }
 
 // identity returns the name of this replica, unique to the process: in the Leases of buckets, and
@@ -112,8 +113,9 @@ func (m *managerFlags) share(ctx context.Context, restConfig *rest.Config, manag
 		if err != nil {
 			return nil, errors.WithMessage(err, "--buckets")
 		}
-		options.Ownership, err = m.withLeaderLease(engine, restConfig, namespace,
+		m.sharing.engine, err = m.withLeaderLease(engine, restConfig, namespace,
 			fmt.Sprintf("replicas that share by %d buckets", m.sharing.buckets))
+		options.Ownership = m.sharing.engine
 		return engine.HandOver(ctx), err
 	}
 	engine, err := controllersharding.New(restConfig, controllersharding.Options{
@@ -124,10 +126,11 @@ func (m *managerFlags) share(ctx context.Context, restConfig *rest.Config, manag
 	if err != nil {
 		return nil, errors.WithMessage(err, "--ring")
 	}
-	if options.Ownership, err = m.withLeaderLease(engine, restConfig, namespace,
+	if m.sharing.engine, err = m.withLeaderLease(engine, restConfig, namespace,
 		"shards of ring "+m.sharing.ring); err != nil {
 		return nil, err
 	}
+	options.Ownership = m.sharing.engine
 	if managerOptions.Cache.ByObject == nil {
 		managerOptions.Cache.ByObject = map[client.Object]cache.ByObject{}
 	}

@@ -140,7 +140,7 @@ func (m *managerFlags) setUpStateAPI(mgr manager.Manager, connections clustercac
 		if options.Fleet, err = s.fleet(m.leaderElectionID, namespace, m.sharing.identity()); err != nil {
 			return nil, err
 		}
-		options.Fleet.IgnoreTerms = m.sharing.ring != ""
+		options.Fleet.IgnoreTerms, options.Fleet.Engine = m.sharing.ring != "", m.sharing.engine
 	}
 	mapping, err := mgr.GetRESTMapper().RESTMapping(kind.GroupKind(), kind.Version)
 	if err != nil {

@@ -15,6 +15,7 @@ import (
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/apiserver/pkg/server/dynamiccertificates"
 	"k8s.io/client-go/rest"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -27,6 +28,8 @@ import (
 const (
 	// checkInterval is how often the objects in the cluster are compared with what they should be.
 	checkInterval = 10 * time.Second
+	// firstRetry is the first pause after a failure.
+	firstRetry = 100 * time.Millisecond
 	// withdrawTimeout is how long the withdrawal may take, after the end of Run's context.
 	withdrawTimeout = 2 * time.Second
 )
@@ -94,13 +97,13 @@ func (p *Publisher) Certificate() dynamiccertificates.CertKeyContentProvider { r
 // Run keeps the objects up to date until ctx is done. What cannot be done is logged, and tried
 // again.
 func (p *Publisher) Run(ctx context.Context) {
-	tick := time.NewTicker(checkInterval)
-	defer tick.Stop()
-	logged := ""
+	logged, pauses := "", retries()
 	for {
-		text := ""
-		if err := p.publish(ctx, time.Now()); err != nil {
-			text = err.Error()
+		text, pause := "", checkInterval
+		if err := p.publishInTime(ctx, time.Now()); err != nil {
+			text, pause = err.Error(), pauses.Step()
+		} else {
+			pauses = retries()
 		}
 		if text != logged && ctx.Err() == nil {
 			logger := log.FromContext(ctx).WithValues("apiService", p.options.APIService, "service", p.options.Service)
@@ -113,9 +116,22 @@ func (p *Publisher) Run(ctx context.Context) {
 		select {
 		case <-ctx.Done():
 			return
-		case <-tick.C:
+		case <-time.After(pause):
 		}
 	}
+}
+
+// retries returns the pauses after failures. Another replica writes the same objects when it ends,
+// and no replica is reached until this one has written them.
+func retries() *wait.Backoff {
+	return &wait.Backoff{Duration: firstRetry, Factor: 2, Jitter: 0.2, Steps: 1 << 20, Cap: checkInterval}
+}
+
+// publishInTime is publish, but a request that hangs ends.
+func (p *Publisher) publishInTime(ctx context.Context, now time.Time) error {
+	ctx, cancel := context.WithTimeout(ctx, checkInterval)
+	defer cancel()
+	return p.publish(ctx, now)
 }
 
 // publish compares everything once. Each part is tried, whatever becomes of the others.
@@ -199,8 +215,10 @@ func (p *Publisher) publishAddress(ctx context.Context) error {
 	case err != nil:
 		return errors.Wrap(err, "reading the EndpointSlice")
 	case found.AddressType != wanted.AddressType: // which never changes
-		return errors.Wrap(p.client.Delete(ctx, found, client.Preconditions{UID: &found.UID}),
-			"deleting the EndpointSlice of another address type")
+		if err := p.client.Delete(ctx, found, client.Preconditions{UID: &found.UID}); err != nil {
+			return errors.Wrap(err, "deleting the EndpointSlice of another address type")
+		}
+		return errors.Wrap(p.client.Create(ctx, wanted), "creating the EndpointSlice")
 	case equality.Semantic.DeepEqual(found.Endpoints, wanted.Endpoints) &&
 		equality.Semantic.DeepEqual(found.Ports, wanted.Ports) &&
 		equality.Semantic.DeepEqual(found.Labels, wanted.Labels) &&
@@ -211,14 +229,21 @@ func (p *Publisher) publishAddress(ctx context.Context) error {
 	return errors.Wrap(p.client.Update(ctx, wanted), "updating the EndpointSlice")
 }
 
-// Leads reports whether the EndpointSlice leads to this process.
-func (p *Publisher) Leads(ctx context.Context) bool {
+// Leads reports whether the EndpointSlice leads to this process. An error says that it is not
+// known.
+func (p *Publisher) Leads(ctx context.Context) (bool, error) {
+	if !p.options.Address.IsValid() {
+		return false, nil
+	}
 	found := &discoveryv1.EndpointSlice{}
 	err := p.client.Get(ctx, client.ObjectKey{
 		Namespace: p.options.Service.Namespace,
 		Name:      sliceName(p.options.Service.Name),
 	}, found)
-	return err == nil && p.options.Address.IsValid() && leadsTo(found, p.options.Address, p.options.Port)
+	if apierrors.IsNotFound(err) {
+		return false, nil
+	}
+	return err == nil && leadsTo(found, p.options.Address, p.options.Port), errors.Wrap(err, "reading the EndpointSlice")
 }
 
 // Withdraw takes the address out of the EndpointSlice, unless another leader's is there already.
