@@ -18,7 +18,8 @@ type StateAPIOptions struct {
 	Name string
 	// ServiceAccount of the program. Defaults to latchkey.
 	ServiceAccount string
-	// Shared adds the files of [StateAPIFleet], for replicas that share the extensions.
+	// Shared adds the files of [StateAPIFleet], for replicas that share the extensions. Their
+	// Secret is <Name>-authority.
 	Shared bool
 }
 
@@ -40,10 +41,11 @@ func StateAPIManifests(options StateAPIOptions) (string, error) {
 			return "", errors.Errorf("%s: %s", check.field, strings.Join(check.problems, "; "))
 		}
 	}
-	folders := []Folder{StateAPI}
-	if options.Shared {
+	var folders []Folder
+	if options.Shared { // first: without it no replica can serve what the APIService leads to
 		folders = append(folders, StateAPIFleet)
 	}
+	folders = append(folders, StateAPI)
 	return strings.NewReplacer(
 		"state.latchkey.dev", group,
 		"latchkey-system", namespace,

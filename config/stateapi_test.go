@@ -16,7 +16,7 @@ func TestStateAPIManifests(t *testing.T) {
 	g.Expect(own).To(Equal(Manifests(StateAPI)))
 	own, err = StateAPIManifests(StateAPIOptions{Shared: true})
 	g.Expect(err).NotTo(HaveOccurred())
-	g.Expect(own).To(Equal(Manifests(StateAPI, StateAPIFleet)))
+	g.Expect(own).To(Equal(Manifests(StateAPIFleet, StateAPI)))
 	other, err := StateAPIManifests(StateAPIOptions{
 		Group:          "state.example.com",
 		Namespace:      "ns",
