@@ -247,6 +247,10 @@ test-replicas: controlplane ## replicas that share 2,000 extensions, and 500 ran
 	go test -race -count=1 -timeout 30m -v -run TestBuckets ./test/e2e/replicas -args -extensions=2000
 	go test -race -count=1 -timeout 60m -parallel 4 -run TestRandomFaults ./test/e2e/replicas -args -sequences=500
 
+.PHONY: test-views
+test-views: controlplane ## one view of all replicas, through VIEWS=200 random sequences of faults with ROWS=10000 extensions; hours
+	go test -count=1 -timeout 0 -v -run TestRandomViews ./test/e2e/replicas -args -views=$(or $(VIEWS),200) -rows=$(or $(ROWS),10000) $(if $(SEED),-seed=$(SEED))
+
 .PHONY: soak
 soak: controlplane ## the end-to-end tests N times (N=10), printing how long each run took
 	@export KUBEBUILDER_ASSETS="$$(go run ./hack/controlplane)"; for i in $$(seq $(N)); do \

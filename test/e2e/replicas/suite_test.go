@@ -34,6 +34,7 @@ var (
 	logs      = flag.Bool("logs", false, "show the logs of the replicas also if the test passes")
 	rounds    = flag.Int("rounds", testenv.Long(1, 3), "how often a leader is suspended")
 	sequences = flag.Int("sequences", 4, "how many random sequences of faults")
+	views     = flag.Int("views", 2, "how many random sequences of faults the view of all replicas is to survive")
 	seed      = flag.Uint64("seed", 1, "seed of the first random sequence of faults")
 	rows      = flag.Int("rows", 30, "how many extensions the views of replicas have")
 	size      = flag.Int("extensions", 300, "how many extensions replicas share")

@@ -353,16 +353,19 @@ const silentFor = 10 * time.Second
 // While no replica serves, nothing is shown.
 func (v *viewed) check(w *watcher) []string {
 	at := time.Now()
-	rows, _ := v.rows()
+	rows, err := v.rows()
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	broken := slices.Clone(w.broken)
+	if err == nil && len(rows) != len(v.names) {
+		broken = append(broken, fmt.Sprintf("a list has %d of %d", len(rows), len(v.names)))
+	}
 	for name, row := range rows {
 		state := row.Status.State
 		if since, dead := w.dead[row.Status.Replica]; dead && at.Sub(since) > silentFor &&
 			(state == v1alpha1.StateConnected || state == v1alpha1.StateDegraded) {
 			broken = append(broken, fmt.Sprintf("%s is %s, by %s, which says nothing since %s", name, state,
-				row.Status.Replica, since))
+				row.Status.Replica, since.Format(time.TimeOnly)))
 		}
 	}
 	return broken
@@ -372,6 +375,7 @@ func (v *viewed) check(w *watcher) []string {
 func TestView(t *testing.T) {
 	g := NewWithT(t)
 	v := newViewed(t, "seen", 30)
+	v.options.Lease = 5 * leaseDuration
 	a, b := v.start(), v.start()
 	v.agrees()
 	w := v.watch()
@@ -387,8 +391,31 @@ func TestView(t *testing.T) {
 	c := v.start() // joins
 	v.agrees()
 
-	// The one that serves is suspended: another one serves, and says that it is not heard, and then
-	// who has its extensions.
+	// One is suspended: it is not heard, its rows are not green, and nor are their conditions.
+	owners, quiet := v.owners(), a
+	if serving() == a {
+		quiet = b
+	}
+	quiet.signal(syscall.SIGSTOP)
+	g.Eventually(func(g Gomega) {
+		rows, err := v.rows()
+		g.Expect(err).NotTo(HaveOccurred())
+		for name, row := range rows {
+			if owners[name] != quiet {
+				g.Expect(row.Status.State).To(Equal(v1alpha1.StateConnected), name)
+				continue
+			}
+			g.Expect([]string{row.Status.State, row.Status.Reason, row.Status.Replica}).To(Equal(
+				[]string{v1alpha1.StateUnknown, v1alpha1.ReasonReplicaSilent, quiet.name}), name)
+			for _, condition := range row.Status.Conditions {
+				g.Expect(condition.Status).To(Equal(metav1.ConditionUnknown), name)
+			}
+		}
+	}).WithTimeout(patience).Should(Succeed())
+	quiet.signal(syscall.SIGCONT)
+	v.agrees()
+
+	// The one that serves is suspended: another one serves.
 	first := serving()
 	g.Expect(first).To(BeElementOf(a, b, c))
 	first.signal(syscall.SIGSTOP)
@@ -398,8 +425,9 @@ func TestView(t *testing.T) {
 	w.deaf(first, false)
 	v.agrees()
 
-	// One that ends hands over. kubectl notices nothing.
+	// One that ends hands over. kubectl notices nothing: what others have is not without a replica.
 	last := serving()
+	owners = v.owners()
 	stop := make(chan struct{})
 	var failures []string
 	var asking sync.WaitGroup
@@ -410,8 +438,18 @@ func TestView(t *testing.T) {
 				return
 			default:
 			}
-			if _, err := v.rows(); err != nil {
+			rows, err := v.rows()
+			if err != nil {
 				failures = append(failures, err.Error())
+				continue
+			}
+			if len(rows) != len(v.names) {
+				failures = append(failures, fmt.Sprintf("a list has %d of %d", len(rows), len(v.names)))
+			}
+			for name, row := range rows {
+				if owners[name] != last && row.Status.State != v1alpha1.StateConnected {
+					failures = append(failures, fmt.Sprintf("%s is %s: %s", name, row.Status.State, row.Status.Reason))
+				}
 			}
 		}
 	})

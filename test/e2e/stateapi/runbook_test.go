@@ -171,7 +171,7 @@ var elsewhereTried = map[string]string{
 	"Deleted":    "only handles from before have it",
 	"NotLeading": "the state API is served by the replica that leads",
 	"NotOwned":   "where replicas share, the view of all has other reasons",
-	"NoReplica":  "TestView, in test/e2e/replicas",
+	"NoReplica":  "TestAlertsOfTheView, in test/deploy",
 
 	"ReplicaSilent": "TestView, in test/e2e/replicas",
 }
