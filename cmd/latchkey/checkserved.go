@@ -23,6 +23,7 @@ import (
 	"k8s.io/client-go/dynamic"
 	"k8s.io/client-go/rest"
 	toolscache "k8s.io/client-go/tools/cache"
+	"k8s.io/utils/ptr"
 
 	"github.com/latchkey-dev/latchkey/internal/untrusted"
 	"github.com/latchkey-dev/latchkey/stateapi/v1alpha1"
@@ -72,6 +73,7 @@ type served struct {
 	informer toolscache.SharedIndexInformer
 	changed  atomic.Bool
 	failure  atomic.Pointer[failure] // nil while the API answers
+	answered atomic.Int64            // when it was first nil again, in nanoseconds
 }
 
 // failure is why the state API does not answer, and since when.
@@ -83,7 +85,9 @@ type failure struct {
 // answers notes the result of a request.
 func (s *served) answers(err error) {
 	if err == nil {
-		s.failure.Store(nil)
+		if s.failure.Swap(nil) != nil {
+			s.answered.Store(time.Now().UnixNano())
+		}
 		return
 	}
 	now := failure{err, time.Now()}
@@ -107,8 +111,16 @@ func newServed(dynamicClient dynamic.Interface, group string) *served {
 		},
 		WatchFuncWithContext: func(ctx context.Context, options metav1.ListOptions) (watch.Interface, error) {
 			events, err := client.Watch(ctx, options)
-			s.answers(err)
-			return events, err
+			if err != nil || !ptr.Deref(options.SendInitialEvents, false) {
+				s.answers(err)
+				return events, err
+			}
+			return watch.Filter(events, func(event watch.Event) (watch.Event, bool) {
+				if event.Type == watch.Bookmark { // it has said all
+					s.answers(nil)
+				}
+				return event, true
+			}), nil
 		},
 	}, dynamicClient), &unstructured.Unstructured{}, 0, toolscache.Indexers{})
 	return s
@@ -158,11 +170,12 @@ func (s *served) follow(ctx context.Context, out io.Writer, rows []checked) erro
 			silent = failed
 			fmt.Fprintf(out, "\nNo answer since %s, and the lines above are of then: %s\n",
 				failed.since.Format(time.TimeOnly), s.explain(failed.err))
-		case failed == nil && silent != nil:
+		// What was answered is in the store a moment later.
+		case failed == nil && silent != nil && time.Since(time.Unix(0, s.answered.Load())) > time.Second:
 			silent, last = nil, ""
 			s.changed.Store(true)
 		}
-		if !s.changed.Swap(false) {
+		if silent != nil && s.failure.Load() == nil || !s.changed.Swap(false) {
 			continue
 		}
 		if rows = s.rows(); table(rows) != last {

@@ -8,8 +8,10 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/go-logr/logr"
 	"github.com/go-logr/logr/funcr"
 	. "github.com/onsi/gomega"
+	coordinationv1 "k8s.io/api/coordination/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -237,4 +239,36 @@ func TestTogetherReadsWhatItFinds(t *testing.T) {
 	g.Expect(err).NotTo(HaveOccurred())
 	g.Expect(lock.Update(t.Context(), record)).To(Succeed())
 	g.Expect(logged).To(BeEmpty(), "nothing is wrong")
+}
+
+// contested is a lock whose first update meets that of another replica.
+type contested struct {
+	resourcelock.Interface
+	written []int // numbers of terms
+}
+
+func (*contested) Identity() string { return "all" }
+func (*contested) Describe() string { return "a lease" }
+
+func (c *contested) Update(_ context.Context, record resourcelock.LeaderElectionRecord) error {
+	if c.written = append(c.written, record.LeaderTransitions); len(c.written) == 1 {
+		return apierrors.NewConflict(coordinationv1.Resource("leases"), "a", nil)
+	}
+	return nil
+}
+
+func (*contested) Get(context.Context) (*resourcelock.LeaderElectionRecord, []byte, error) {
+	return &resourcelock.LeaderElectionRecord{HolderIdentity: "all", LeaderTransitions: 5}, nil, nil
+}
+
+// The number of a term is not followed by a lower one when replicas hold a Lease together.
+func TestTogetherKeepsNumbers(t *testing.T) {
+	g := NewWithT(t)
+	inner := &contested{}
+	lock := Together(inner, logr.Discard())
+	g.Expect(lock.Update(t.Context(), resourcelock.LeaderElectionRecord{
+		HolderIdentity:    "all",
+		LeaderTransitions: 2,
+	})).To(Succeed())
+	g.Expect(inner.written).To(Equal([]int{2, 5}))
 }

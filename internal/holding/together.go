@@ -53,9 +53,11 @@ func (l *together) Update(ctx context.Context, record resourcelock.LeaderElectio
 		if !apierrors.IsConflict(err) || try == conflictTries {
 			return l.report(err)
 		}
-		if held, _, failed := l.Get(ctx); failed != nil || held.HolderIdentity != l.Identity() {
+		held, _, failed := l.Get(ctx)
+		if failed != nil || held.HolderIdentity != l.Identity() {
 			return err
 		}
+		record.LeaderTransitions = max(record.LeaderTransitions, held.LeaderTransitions) // the terms of others count
 	}
 }
 

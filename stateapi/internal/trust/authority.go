@@ -48,6 +48,7 @@ type Authority struct {
 	mu        sync.Mutex
 	ring      keyring                        // guarded by mu
 	issuer    *certs.Authority               // guarded by mu; issues certificates; nil if there is none
+	last      *certs.Authority               // guarded by mu; the last issuer that was not nil
 	next      *certs.Authority               // guarded by mu; that of ring, if it does not issue them yet
 	nextSince time.Time                      // guarded by mu
 	roots     []root                         // guarded by mu; those of ring, and of what was read before
@@ -247,13 +248,16 @@ func (a *Authority) issueLocked(signer *certs.Authority, now time.Time) {
 	same := func(other *certs.Authority) bool {
 		return other != nil && signer != nil && other.Certificate().Equal(signer.Certificate())
 	}
-	wait := a.options.ReadOnly && signer != nil && a.issuer != nil && !same(a.issuer) &&
-		now.Before(a.issuer.Certificate().NotAfter)
+	wait := a.options.ReadOnly && signer != nil && a.last != nil && !same(a.last) &&
+		now.Before(a.last.Certificate().NotAfter)
 	switch {
-	case wait && !same(a.next):
-		a.next, a.nextSince = signer, now
+	case wait && !same(a.next): // maybe after a time without any
+		a.issuer, a.next, a.nextSince = a.last, signer, now
 	case !wait || now.Sub(a.nextSince) >= readOverlap:
 		a.issuer, a.next = signer, nil
+	}
+	if a.issuer != nil {
+		a.last = a.issuer
 	}
 }
 

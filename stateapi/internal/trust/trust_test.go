@@ -487,6 +487,8 @@ func TestReplacedReadOnly(t *testing.T) {
 		_, changed := a.Pool()
 		notified := 0
 		a.AddListener(listener(func() { notified++ }))
+		s.secret.Data = nil // for a moment
+		g.Expect(a.refresh(t.Context(), time.Now())).NotTo(Succeed())
 		s.setAuthority(t, newAuthority(t, 60*day))
 		a.reads(t)
 		g.Expect(changed).To(BeClosed())

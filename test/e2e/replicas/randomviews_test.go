@@ -248,7 +248,7 @@ func (v *viewed) watchByKubectl() *watcher {
 // kubectlOnce runs kubectl until its watch ends.
 func (v *viewed) kubectlOnce(ctx context.Context, w *watcher, lines *atomic.Int64) {
 	cmd := exec.CommandContext(ctx, filepath.Join(cp.Programs(), "kubectl"), "--kubeconfig", cp.Kubeconfig(), "get",
-		"connections."+v.group, "--watch", "--output-watch-events", "-o", `jsonpath={.type} {.object.metadata.name} `+
+		"connections."+v.group, "--chunk-size=0", "--watch", "--output-watch-events", "-o", `jsonpath={.type} {.object.metadata.name} `+
 			`{.object.status.state} {.object.status.term} {.object.status.epoch} {.object.status.replica}{"\n"}`)
 	stdout, err := cmd.StdoutPipe()
 	if err != nil {
