@@ -140,8 +140,12 @@ func newStaticCredential(p secretMaterial) *staticCredential {
 
 // targetKey identifies a target, as part of a Resolution.Key.
 func targetKey(reach *rest.Config) string {
+	proxy := ""
+	if by := identity.ProxyOf(reach); by != nil {
+		proxy = digest([]byte("proxy"), []byte(by.String())) // it may have a password
+	}
 	return strings.Join([]string{reach.Host, reach.APIPath, reach.ServerName, string(reach.CAData),
-		strconv.FormatBool(reach.Insecure)}, "\x00")
+		strconv.FormatBool(reach.Insecure), proxy}, "\x00")
 }
 
 // staticCredential is a credential that this process cannot renew.

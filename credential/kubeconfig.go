@@ -3,6 +3,7 @@ package credential
 import (
 	"cmp"
 	"context"
+	"net/url"
 	"strings"
 
 	"github.com/pkg/errors"
@@ -79,6 +80,18 @@ type KubeconfigOptions struct {
 	// AllowInsecure accepts insecure-skip-tls-verify. Anyone on the network path between the
 	// operator and the API server can then steal the credential and forge responses.
 	AllowInsecure bool
+	// AllowProxy, if set, decides whether an extension may reach its API server by the proxy-url of
+	// its kubeconfig (http, https or socks5), which is without user and password here. An error
+	// means no, and the error's text is shown to users. A panic means no, too. Without AllowProxy,
+	// a kubeconfig with proxy-url is refused: who writes it makes the operator connect to a proxy
+	// of their choice.
+	//
+	// The proxy sees which server is reached, how much and when, and TLS only: the server is
+	// verified by its own authority, so insecure-skip-tls-verify is refused beside proxy-url. An
+	// https proxy is verified by the authorities of the system, and gets no client certificate. The
+	// proxy's user and password are in no message, and requests to the proxy have no other
+	// credential. AllowProxy must not change the URL, and must not do I/O.
+	AllowProxy func(ctx context.Context, object client.Object, proxy *url.URL) error
 	// MaxSize is the maximum size of a kubeconfig in bytes. Defaults to 128 KiB. No Secret holds
 	// more than 1 MiB. Parsing allocates at most about 100 times the size, or 1 MiB for a short
 	// kubeconfig. Only one kubeconfig is parsed at a time.
@@ -107,8 +120,8 @@ func SecretsGuardedByAdmission(context.Context, client.Object, SecretReference) 
 //
 // A kubeconfig that would run a program, open a file, or name yet another user is refused, and the
 // error names the field: exec, auth-provider, tokenFile and every other file reference, username
-// and password, impersonation, proxy-url, and insecure-skip-tls-verify unless allowed. A kubeconfig
-// that is large, deeply nested, or has YAML anchors or aliases is refused too: see
+// and password, impersonation, and, unless allowed, proxy-url and insecure-skip-tls-verify. A
+// kubeconfig that is large, deeply nested, or has YAML anchors or aliases is refused too: see
 // KubeconfigOptions.MaxSize.
 //
 // Only the Secrets that extensions refer to are watched, each by its name. The host operator's list
@@ -170,7 +183,11 @@ func (o kubeconfigSecrets) Bind(host cluster.Cluster, kind identity.Kind,
 	if err != nil {
 		return nil, err
 	}
-	limits := kubeconfigLimits{allowInsecure: o.AllowInsecure, maxSize: cmp.Or(o.MaxSize, defaultMaxSize)}
+	limits := kubeconfigLimits{
+		allowInsecure: o.AllowInsecure,
+		allowProxy:    o.AllowProxy != nil,
+		maxSize:       cmp.Or(o.MaxSize, defaultMaxSize),
+	}
 	r.secrets = newSecrets(reader, limits.parse, counts)
 	return r, nil
 }
@@ -258,6 +275,12 @@ func (r *kubeconfigResolver) Resolve(ctx context.Context, object client.Object) 
 		resolved.KeepCurrent = true
 		return resolved, errors.WithMessagef(found.err, "the kubeconfig in %s", resolved.Source)
 	}
+	if proxy := found.kubeconfig.proxy; proxy != nil {
+		if refused := r.options.AllowProxy(ctx, object, withoutUser(proxy)); refused != nil {
+			return resolved, errors.Wrapf(&classifiedError{kind: ErrNotAllowed, cause: refused},
+				"reaching the API server of %s by proxy %s", resolved.Source, identity.ProxyText(proxy))
+		}
+	}
 	resolved.Key = strings.Join([]string{"kubeconfig", ref.Namespace, ref.Name, ref.Key,
 		targetKey(found.kubeconfig.reach)}, "\x00")
 	resolved.Version = found.kubeconfig.secretMaterial.version
@@ -276,6 +299,12 @@ func (r *kubeconfigResolver) Resolve(ctx context.Context, object client.Object) 
 		}
 	}
 	return resolved, nil
+}
+
+func withoutUser(proxy *url.URL) *url.URL {
+	public := *proxy
+	public.User = nil
+	return &public
 }
 
 // sourceOf returns the Resolution.Source for a Secret, empty if ref names none.

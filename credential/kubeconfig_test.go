@@ -253,6 +253,53 @@ func TestKubeconfigsThatAreRefused(t *testing.T) {
 	g.Expect(err.Error()).NotTo(ContainSubstring("hunter2"))
 }
 
+// A proxy is parsed if it may be allowed, and refused where it could read what passes. No error has
+// its password.
+func TestProxiesOfKubeconfigs(t *testing.T) {
+	for text, problem := range map[string]string{
+		"http://proxy":                     "",
+		"http://me:hunter2@proxy:3128/":    "",
+		"https://proxy":                    "",
+		"socks5://me:hunter2@[::1]:1080":   "",
+		"ftp://me:hunter2@proxy":           "proxy-url must be http://, https:// or socks5://",
+		"socks5h://me:hunter2@proxy":       "proxy-url must be",
+		"http://me:hunter2@":               "proxy-url must be",
+		"http://me:hunter2@proxy/path":     "proxy-url must be",
+		"http://me:hunter2@proxy?a":        "proxy-url must be",
+		"http://me:hunter2@proxy#a":        "proxy-url must be",
+		"http://me:hunter2@%zz":            "proxy-url must be",
+		"me:hunter2@proxy":                 "proxy-url must be",
+		"http://me:hunter2@proxy:port":     "proxy-url must be",
+		"http://me:hunter2@proxy insecure": "the proxy could read the credential",
+	} {
+		g := NewWithT(t)
+		accepts := limits(true)
+		accepts.allowProxy = true
+		address, insecure := strings.CutSuffix(text, " insecure")
+		content := kubeconfigWith(t, func(_ *clientcmdapi.Config, c *clientcmdapi.Cluster, _ *clientcmdapi.AuthInfo) {
+			c.ProxyURL = address
+			if c.InsecureSkipTLSVerify = insecure; insecure {
+				c.CertificateAuthorityData = nil
+			}
+		})
+		parsed, err := accepts.parse(content)
+		if problem != "" {
+			g.Expect(err).To(And(MatchError(ErrInvalidCredential), MatchError(ContainSubstring(problem))), text)
+			g.Expect(err.Error()).NotTo(ContainSubstring("hunter2"))
+			continue
+		}
+		g.Expect(err).NotTo(HaveOccurred(), text)
+		g.Expect(parsed.proxy.String()).To(Equal(address))
+		g.Expect(identity.ProxyOf(parsed.reach)).To(Equal(parsed.proxy))
+		g.Expect(identity.ProxyText(parsed.proxy)).NotTo(ContainSubstring("me"))
+		direct, err := accepts.parse(kubeconfigWith(t, func(*clientcmdapi.Config, *clientcmdapi.Cluster,
+			*clientcmdapi.AuthInfo) {
+		}))
+		g.Expect(err).NotTo(HaveOccurred())
+		g.Expect(targetKey(parsed.reach)).NotTo(Or(Equal(targetKey(direct.reach)), ContainSubstring("hunter2")))
+	}
+}
+
 func TestSecretReference(t *testing.T) {
 	g := NewWithT(t)
 	named := func(namespace, name string) client.Object {

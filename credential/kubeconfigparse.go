@@ -2,8 +2,12 @@ package credential
 
 import (
 	"fmt"
+	"net/http"
+	"net/url"
+	"slices"
 	"strings"
 
+	"github.com/pkg/errors"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
 	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
@@ -14,13 +18,15 @@ import (
 // kubeconfig has the parts of a kubeconfig that are used.
 type kubeconfig struct {
 	reach          *rest.Config // the server, without a credential
+	proxy          *url.URL     // of reach; nil for none
 	secretMaterial secretMaterial
 }
 
 // kubeconfigLimits determines which kubeconfigs are accepted.
 type kubeconfigLimits struct {
 	allowInsecure bool
-	maxSize       int // in bytes
+	allowProxy    bool // if KubeconfigOptions.AllowProxy allows the proxy
+	maxSize       int  // in bytes
 }
 
 // parse reads a kubeconfig as data: no program runs and no file is opened. The error is an
@@ -57,7 +63,7 @@ func (l kubeconfigLimits) parse(content []byte) (kubeconfig, error) {
 	if server.Server == "" {
 		return kubeconfig{}, invalid(nil, "the cluster has no server")
 	}
-	if fields := refusedFields(server, user, l.allowInsecure); len(fields) > 0 {
+	if fields := l.refusedFields(server, user); len(fields) > 0 {
 		return kubeconfig{},
 			invalid(nil, "refused fields: "+strings.Join(fields, ", ")+
 				"; allowed are server, certificate-authority-data, tls-server-name, and token, or "+
@@ -83,15 +89,40 @@ func (l kubeconfigLimits) parse(content []byte) (kubeconfig, error) {
 		return kubeconfig{},
 			invalid(nil, "insecure-skip-tls-verify and certificate-authority-data are both set; remove one of them")
 	}
+	proxy, err := proxyOf(server)
+	if err != nil {
+		return kubeconfig{}, invalid(nil, err.Error())
+	}
+	if proxy != nil {
+		reach.Proxy = http.ProxyURL(proxy)
+	}
 	p, err := newSecretMaterial(user.Token, user.ClientCertificateData, user.ClientKeyData)
 	if err != nil {
 		return kubeconfig{}, err
 	}
-	return kubeconfig{reach: reach, secretMaterial: p}, nil
+	return kubeconfig{reach: reach, proxy: proxy, secretMaterial: p}, nil
+}
+
+// proxyOf returns the proxy of a cluster, nil if it names none. The errors do not quote it: it may
+// have a password.
+func proxyOf(server *clientcmdapi.Cluster) (*url.URL, error) {
+	if server.ProxyURL == "" {
+		return nil, nil
+	}
+	proxy, err := url.Parse(server.ProxyURL)
+	switch {
+	case err != nil || proxy.Hostname() == "" || proxy.Path != "" && proxy.Path != "/" || proxy.RawQuery != "" ||
+		proxy.Fragment != "" || !slices.Contains([]string{"http", "https", "socks5"}, proxy.Scheme):
+		return nil, errors.New("proxy-url must be http://, https:// or socks5:// with a host, and maybe a user and a port")
+	case server.InsecureSkipTLSVerify:
+		return nil, errors.New("proxy-url and insecure-skip-tls-verify are both set: the proxy could read the credential; " +
+			"set certificate-authority-data in place of insecure-skip-tls-verify")
+	}
+	return proxy, nil
 }
 
 // refusedFields returns the names of the fields that are set but refused.
-func refusedFields(server *clientcmdapi.Cluster, user *clientcmdapi.AuthInfo, allowInsecure bool) (fields []string) {
+func (l kubeconfigLimits) refusedFields(server *clientcmdapi.Cluster, user *clientcmdapi.AuthInfo) (fields []string) {
 	for _, field := range []struct {
 		name string
 		set  bool
@@ -108,8 +139,8 @@ func refusedFields(server *clientcmdapi.Cluster, user *clientcmdapi.AuthInfo, al
 		{"as-groups", len(user.ImpersonateGroups) > 0},
 		{"as-user-extra", len(user.ImpersonateUserExtra) > 0},
 		{"certificate-authority", server.CertificateAuthority != ""},
-		{"insecure-skip-tls-verify", server.InsecureSkipTLSVerify && !allowInsecure},
-		{"proxy-url", server.ProxyURL != ""},
+		{"insecure-skip-tls-verify", server.InsecureSkipTLSVerify && !l.allowInsecure},
+		{"proxy-url", server.ProxyURL != "" && !l.allowProxy},
 	} {
 		if field.set {
 			fields = append(fields, field.name)

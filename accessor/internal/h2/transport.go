@@ -45,12 +45,29 @@ type Transport struct {
 
 // New returns a transport for the server at that address. It does no I/O and starts no goroutine.
 // The caller must close it.
-func New(server *url.URL, config *tls.Config) *Transport {
+//
+// proxy, if set, is the proxy that requests go by: http, https or socks5, with or without a user.
+// Otherwise the environment decides. An https proxy is verified by the authorities of the system,
+// and not by those of the server, and gets no client certificate.
+func New(server *url.URL, config *tls.Config, proxy *url.URL) *Transport {
+	environment, secure := http.ProxyFromEnvironment, (*tls.Config)(nil)
+	if proxy != nil {
+		if proxy.Scheme == "https" { // net/http would use the TLS settings of the server
+			secure = &tls.Config{MinVersion: tls.VersionTLS12, ServerName: proxy.Hostname()}
+			proxy = withinTLS(proxy)
+		}
+		environment = http.ProxyURL(proxy)
+	}
 	t := &Transport{dialer: connrotation.NewDialer(
 		func(ctx context.Context, network, address string) (net.Conn, error) {
 			conn, err := (&net.Dialer{Timeout: tcpTimeout, KeepAlive: 30 * time.Second}).DialContext(ctx, network, address)
 			if err != nil {
 				return nil, err
+			}
+			if secure != nil {
+				if conn, err = shakeHands(ctx, conn, secure, "the proxy"); err != nil {
+					return nil, err
+				}
 			}
 			return fencedconn.Wrap(ctx, conn), nil // below the dialer, which closes all in the end
 		})}
@@ -58,7 +75,7 @@ func New(server *url.URL, config *tls.Config) *Transport {
 	// A transport of our own, not client-go's shared one, so that closing it affects no other
 	// client.
 	t.http1 = utilnet.SetTransportDefaults(&http.Transport{
-		Proxy:               http.ProxyFromEnvironment,
+		Proxy:               environment,
 		TLSClientConfig:     config,
 		TLSHandshakeTimeout: handshakeTimeout,
 		MaxIdleConnsPerHost: 25,
@@ -148,18 +165,37 @@ func dialTLS(ctx context.Context, dial func(ctx context.Context, network, addres
 	if err != nil {
 		return nil, err
 	}
-	conn := tls.Client(plain, config)
-	handshake, cancel := context.WithTimeout(ctx, handshakeTimeout)
-	defer cancel()
-	if err := conn.HandshakeContext(handshake); err != nil {
-		_ = plain.Close()
-		return nil, errors.Wrapf(err, "TLS handshake with %s", address)
+	conn, err := shakeHands(ctx, plain, config, address)
+	if err != nil {
+		return nil, err
 	}
 	if conn.ConnectionState().NegotiatedProtocol != "h2" {
 		_ = conn.Close()
 		return nil, errNoHTTP2
 	}
 	return conn, nil
+}
+
+// shakeHands returns the connection with TLS. If that fails, it closes the connection.
+func shakeHands(ctx context.Context, plain net.Conn, config *tls.Config, with string) (*tls.Conn, error) {
+	conn := tls.Client(plain, config)
+	handshake, cancel := context.WithTimeout(ctx, handshakeTimeout)
+	defer cancel()
+	if err := conn.HandshakeContext(handshake); err != nil {
+		_ = plain.Close()
+		return nil, errors.Wrapf(err, "TLS handshake with %s", with)
+	}
+	return conn, nil
+}
+
+// withinTLS returns the URL of an https proxy for connections that have TLS already.
+func withinTLS(proxy *url.URL) *url.URL {
+	plain := *proxy
+	plain.Scheme = "http"
+	if plain.Port() == "" {
+		plain.Host = net.JoinHostPort(plain.Hostname(), "443")
+	}
+	return &plain
 }
 
 // RoundTrip implements http.RoundTripper. RoundTrip sends a request again if the server did not

@@ -10,25 +10,31 @@ import (
 	"k8s.io/client-go/rest"
 
 	"github.com/latchkey-dev/latchkey/internal/connstate"
+	"github.com/latchkey-dev/latchkey/internal/identity"
 )
 
-// Key identifies a target. Two configs with equal keys reach the same server and trust the same
-// certificate authorities.
+// Key identifies a target. Two configs with equal keys reach the same server by the same proxy, and
+// trust the same certificate authorities.
 type Key struct {
 	Host, APIPath, ServerName, CA string
 	Insecure                      bool
+	Proxy                         string // with its user and password; empty for none
 }
 
 // KeyOf returns the key of the server that config reaches. The key contains the CA bundle, so the
 // caller must have loaded CAFile.
 func KeyOf(config *rest.Config) Key {
-	return Key{
+	key := Key{
 		Host:       config.Host,
 		APIPath:    config.APIPath,
 		ServerName: config.ServerName,
 		CA:         string(config.CAData),
 		Insecure:   config.Insecure,
 	}
+	if proxy := identity.ProxyOf(config); proxy != nil {
+		key.Proxy = proxy.String()
+	}
+	return key
 }
 
 // Set holds the targets that are in use. The zero value is ready to use. Its methods may be called

@@ -13,6 +13,7 @@ import (
 	"k8s.io/client-go/rest"
 
 	"github.com/latchkey-dev/latchkey/internal/connstate"
+	"github.com/latchkey-dev/latchkey/internal/identity"
 	"github.com/latchkey-dev/latchkey/internal/untrusted"
 	"github.com/latchkey-dev/latchkey/scopedcache"
 )
@@ -25,6 +26,7 @@ type Target struct {
 	users     int // guarded by set.mu
 	config    *rest.Config
 	address   *url.URL    // of the server
+	proxy     *url.URL    // by which requests go; nil for that of the environment
 	tls       *tls.Config // contains no client certificate
 	transport *Transport  // all members share the transport
 	kinds     discovered
@@ -55,6 +57,7 @@ func newTarget(set *Set, key Key, config *rest.Config) (*Target, error) {
 	anonymous := &rest.Config{
 		Host:    config.Host,
 		APIPath: config.APIPath,
+		Proxy:   config.Proxy,
 		TLSClientConfig: rest.TLSClientConfig{
 			Insecure:   config.Insecure,
 			ServerName: config.ServerName,
@@ -78,6 +81,7 @@ func newTarget(set *Set, key Key, config *rest.Config) (*Target, error) {
 		users:   1,
 		config:  anonymous,
 		address: address,
+		proxy:   identity.ProxyOf(anonymous),
 		tls:     tlsConfig,
 		objects: scopedcache.NewObjectPool(),
 	}

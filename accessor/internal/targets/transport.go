@@ -16,7 +16,7 @@ type Transport struct {
 
 // newTransport returns a transport. newTransport does no I/O and starts no goroutine.
 func newTransport(target *Target, config *tls.Config) *Transport {
-	return &Transport{target: target, sends: h2.New(target.address, config)}
+	return &Transport{target: target, sends: h2.New(target.address, config, target.proxy)}
 }
 
 // RoundTripper returns a RoundTripper that sends requests to the server and reports the answers to
