@@ -14,6 +14,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -422,8 +423,12 @@ spec: {namespace: default, serviceAccount: {name: seen-%[1]d}}
 	_, port, _ := net.SplitHostPort(network.listener.Addr().String())
 	apply(`{"apiVersion": "v1", "kind": "Service", "metadata": {"name": "latchkey-state",
 		"namespace": "latchkey-system"}, "spec": {"type": "ExternalName", "externalName": "localhost", "ports": [{"name": "https", "port": ` + port + `}]}}`)
-	_, rest, _ := strings.Cut(string(printed), "\n---\n")
-	rest = strings.ReplaceAll(rest, "port: 443", "port: "+port)
+	parts := strings.Split(string(printed), "\n---\n")
+	others := slices.DeleteFunc(slices.Clone(parts), func(part string) bool {
+		return strings.Contains(part, "\nkind: Service\n")
+	})
+	g.Expect(others).To(HaveLen(len(parts) - 1))
+	rest := strings.ReplaceAll(strings.Join(others, "\n---\n"), "port: 443", "port: "+port)
 	apply(rest)
 	var pages []string
 	start := func(ip string) *replica {
