@@ -43,11 +43,12 @@ type ClusterCache interface {
 	GetUncachedClient(ctx context.Context, extension client.ObjectKey) (client.Client, error)
 
 	// GetRESTConfig returns a config for other types of clients. The config authenticates as the
-	// identity, with renewed credentials, and contains no secret. The config is the caller's own
-	// copy, and shares only the identity's rate limit. Its Timeout is Client.Timeout, which ends
-	// whole responses: set Timeout to 0 for watches, logs and exec. Requests to another Host fail.
-	// Some clients dial by themselves: client-go's exec, attach and port-forward. They need a
-	// credential with a token: ServiceAccountTokens, or a kubeconfig with a token.
+	// identity, with renewed credentials, and contains no secret of it; Proxy is that of a
+	// kubeconfig with proxy-url, with its user and password. The config is the caller's own copy,
+	// and shares only the identity's rate limit. Its Timeout is Client.Timeout, which ends whole
+	// responses: set Timeout to 0 for watches, logs and exec. Requests to another Host fail. Some
+	// clients dial by themselves: client-go's exec, attach and port-forward. They need a credential
+	// with a token: ServiceAccountTokens, or a kubeconfig with a token.
 	GetRESTConfig(ctx context.Context, extension client.ObjectKey) (*rest.Config, error)
 
 	// GetCluster returns the connection in the form that multi-cluster code expects: cache, client,

@@ -2,6 +2,8 @@ package stateapi
 
 import (
 	"context"
+	"maps"
+	"slices"
 	"sync"
 
 	"k8s.io/apiserver/pkg/server/dynamiccertificates"
@@ -56,8 +58,9 @@ func (c *certificates) run(ctx context.Context) {
 // Enqueue implements dynamiccertificates.Listener.
 func (c *certificates) Enqueue() {
 	c.mu.Lock()
-	defer c.mu.Unlock()
-	for listener := range c.listeners {
+	listeners := slices.Collect(maps.Keys(c.listeners))
+	c.mu.Unlock()
+	for _, listener := range listeners {
 		listener.Enqueue()
 	}
 }

@@ -321,8 +321,8 @@ func (c *Connection) RESTConfig() *rest.Config {
 	return config
 }
 
-// config returns a config that authenticates as the identity, and holds no secret. It is made each
-// time: few need it, and it takes more memory than the rest of an idle connection's clients.
+// config returns a config that authenticates as the identity, and holds no secret of it. It is made
+// each time: few need it, and it takes more memory than the rest of an idle connection's clients.
 func (c *Connection) config() *rest.Config {
 	config := c.target.Config()
 	config.UserAgent = c.userAgent

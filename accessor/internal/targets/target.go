@@ -109,8 +109,9 @@ func (t *Target) PathOf(req *http.Request) string {
 	return strings.TrimPrefix(req.URL.Path, strings.TrimSuffix(t.address.Path, "/"))
 }
 
-// Config returns a copy of the config that reaches the server. The config holds no credential. All
-// copies share the certificate authorities in CAData, which must not be changed.
+// Config returns a copy of the config that reaches the server. The config holds no credential but
+// that of its proxy, which only the function Proxy returns. All copies share the certificate
+// authorities in CAData, which must not be changed.
 func (t *Target) Config() *rest.Config { return rest.CopyConfig(t.config) }
 
 // RoundTripper returns a RoundTripper that sends requests to the server over the TCP connections
