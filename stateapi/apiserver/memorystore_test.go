@@ -208,19 +208,84 @@ func TestPages(t *testing.T) {
 	first := list(t, s, "n", metav1.ListOptions{Limit: 2})
 	g.Expect(names(first)).To(Equal([]string{"n/a", "n/b"}))
 	g.Expect(*first.RemainingItemCount).To(BeEquivalentTo(3))
-	s.Put(reservation("n", "aa", "red")) // before the next page
-	s.Put(reservation("n", "cc", "red")) // on it
-	s.Remove("n", "b")
+	s.Put(reservation("n", "cc", "red"))
+	s.Put(reservation("n", "d", "blue"))
+	s.Remove("n", "c")
 	second := list(t, s, "n", metav1.ListOptions{Limit: 2, Continue: first.Continue})
-	g.Expect(names(second)).To(Equal([]string{"n/c", "n/cc"}))
-	g.Expect(second.ResourceVersion).To(Equal(first.ResourceVersion), "a watch from here tells what the pages missed")
+	g.Expect(names(second)).To(Equal([]string{"n/c", "n/d"}), "as of the first page")
+	g.Expect(second.Items[1].Spec.Room).To(Equal("red"))
+	g.Expect(*second.RemainingItemCount).To(BeEquivalentTo(1))
+	g.Expect(second.ResourceVersion).To(Equal(first.ResourceVersion), "a watch from here tells what has changed")
 	last := list(t, s, "n", metav1.ListOptions{Limit: 2, Continue: second.Continue})
-	g.Expect(names(last)).To(Equal([]string{"n/d", "n/e"}))
+	g.Expect(names(last)).To(Equal([]string{"n/e"}))
 	g.Expect(last.Continue).To(BeEmpty())
 	g.Expect(last.RemainingItemCount).To(BeNil())
 	for _, token := range []string{"x", "e30", "!"} {
 		_, err := s.List(in(t, ""), &metav1.ListOptions{Continue: token})
 		g.Expect(apierrors.IsBadRequest(err)).To(BeTrue(), "%v", err)
+	}
+}
+
+// Whatever changes between them, the pages are the list that the store had at the first one, and a
+// watch that follows leads from there to what it has now.
+func TestPagesAreOneList(t *testing.T) {
+	for seed := range uint64(50) {
+		synctest.Test(t, func(t *testing.T) {
+			g := NewWithT(t)
+			random := rand.New(rand.NewPCG(seed, 1))
+			s := newStore(storeOptions{})
+			change := func() {
+				for range random.IntN(6) {
+					name := string(rune('a' + random.IntN(12)))
+					if random.IntN(3) == 0 {
+						s.Remove("n", name)
+					} else {
+						s.Put(reservation("n", name, strconv.Itoa(random.IntN(5))))
+					}
+				}
+			}
+			for range 10 {
+				change()
+			}
+			whole := list(t, s, "", metav1.ListOptions{})
+			options := metav1.ListOptions{Limit: 1 + random.Int64N(3)}
+			var paged []v1alpha1.Reservation
+			for {
+				page := list(t, s, "", options)
+				g.Expect(page.ResourceVersion).To(Equal(whole.ResourceVersion))
+				paged = append(paged, page.Items...)
+				if options.Continue = page.Continue; options.Continue == "" {
+					break
+				}
+				change()
+			}
+			g.Expect(paged).To(Equal(whole.Items), "seed %d", seed)
+
+			events, err := s.Watch(in(t, ""), &metav1.ListOptions{ResourceVersion: whole.ResourceVersion})
+			g.Expect(err).NotTo(HaveOccurred())
+			watched := map[string]v1alpha1.Reservation{}
+			for _, object := range paged {
+				watched[object.Name] = object
+			}
+			synctest.Wait()
+			for more := true; more; synctest.Wait() {
+				select {
+				case event := <-events:
+					_, known := watched[event.Object.Name]
+					g.Expect(event.Type == watch.Added).To(Equal(!known), "seed %d: %s %s", seed, event.Type, event.Object.Name)
+					if watched[event.Object.Name] = *event.Object; event.Type == watch.Deleted {
+						delete(watched, event.Object.Name)
+					}
+				default:
+					more = false
+				}
+			}
+			now := map[string]v1alpha1.Reservation{}
+			for _, object := range list(t, s, "", metav1.ListOptions{}).Items {
+				now[object.Name] = object
+			}
+			g.Expect(watched).To(Equal(now), "seed %d", seed)
+		})
 	}
 }
 
