@@ -6,7 +6,7 @@
 // The author of a host operator chooses a [Provider]:
 //
 //   - [ServiceAccountTokens], the default, for extensions that name a ServiceAccount of their
-//     cluster.
+//     cluster; with a [Target], at other API servers that trust its issuer (see [TargetAudience]).
 //   - [Impersonation], for the same extensions, without tokens.
 //   - [KubeconfigSecrets], for other API servers.
 //   - [FromRESTConfigMapper], for everything else.
@@ -29,9 +29,9 @@
 //
 // Some functions in the options choose the Reason in the extension's state with their errors. A
 // Reference function, Impersonate and the function of Choose may wrap [ErrNotAllowed], or
-// [ErrPending] for an extension that names nothing yet; their other errors have the reason
-// InvalidReference. Errors of KubeconfigOptions.Allow and AllowImpersonate have the reason
-// NotAllowed. The function for FromRESTConfigMapper may wrap [ErrInvalidReference], [ErrNotAllowed]
+// [ErrPending] for an extension that names nothing yet, and so may Target; their other errors have
+// the reason InvalidReference. Errors of AllowTarget, AudienceOwner, KubeconfigOptions.Allow and
+// AllowImpersonate have the reason NotAllowed. The function for FromRESTConfigMapper may wrap [ErrInvalidReference], [ErrNotAllowed]
 // or [ErrInvalidCredential]. [SecretsGuardedByAdmission] is an Allow for extensions that an
 // admission policy guards.
 //
@@ -44,6 +44,10 @@
 //     Extensions that name the same ServiceAccount share one token. The token is kept until the
 //     last of these extensions is gone. After 60 to 80 % of its lifetime the token is renewed, by
 //     one request at a time.
+//   - At a remote API server, a renewed token is used after that server has stated the same identity
+//     for it, and no sooner: after a signing key that it does not know, the connection goes on with
+//     the token that works. A token leaves only if it has one audience, and the host operator's own
+//     API server has refused it.
 //   - With ServiceAccountTokens, a request that gets a 401 is sent once more with a newer token, if
 //     its body can be read again. A write is still applied only once. Without a valid token
 //     requests fail here, with a [NoTokenError]. With other credentials a 401 is returned

@@ -188,6 +188,9 @@ func (f *staticCredential) get(context.Context) (*issuedToken, error) {
 // replacement implements tokenSource.
 func (*staticCredential) replacement(context.Context, *issuedToken) *issuedToken { return nil }
 
+// answered implements tokenSource.
+func (*staticCredential) answered(*issuedToken, int) {}
+
 func (f *staticCredential) RoundTripper(next http.RoundTripper) http.RoundTripper {
 	if p := f.secretMaterial.Load(); p != nil && p.certificate != nil {
 		return &certificateTransport{credential: f, next: next}

@@ -33,6 +33,8 @@ type tokenSource interface {
 	// replacement returns another token than the given one, which the API server refused; nil if
 	// there is none.
 	replacement(context.Context, *issuedToken) *issuedToken
+	// answered is called with the status of each answer to a request with the token.
+	answered(*issuedToken, int)
 }
 
 // bearer is a RoundTripper that sends every request with the token of one identity, and with no
@@ -83,6 +85,7 @@ func (b *bearer) send(req *http.Request, token *issuedToken) (*http.Response, er
 		}
 		return nil, err
 	}
+	b.tokens.answered(token, resp.StatusCode)
 	answer := redacted(resp, req, token.value.redact)
 	// net/http keeps resp as long as a watch lasts. Nothing else has it, because b.next is latchkey's
 	// own.

@@ -52,11 +52,38 @@ type ServiceAccountOptions struct {
 	// Use GuardedByAdmission only with a policy that covers everything that Reference reads, its
 	// default included. Otherwise decide in AllowIdentity.
 	Reference func(client.Object) (types.NamespacedName, error)
-	// Audiences of the tokens. Empty means the API server's default audiences.
+	// Audiences of the tokens. Empty means the API server's default audiences. Must be empty with
+	// Target.
 	Audiences []string
-	// Lifetime is the requested lifetime of tokens; the API server decides. Defaults to 1 h. The
-	// minimum is 10 min.
+	// Lifetime is the requested lifetime of tokens; the API server decides. Defaults to 1 h, and with
+	// Target to 10 min, which is the minimum.
 	Lifetime time.Duration
+
+	// Target, if set, returns the remote API server that an extension acts at, as a ServiceAccount of
+	// the host operator's cluster. That API server must trust the issuer of these ServiceAccounts, by
+	// a structured authentication configuration: no Secret is needed. Tokens are for one audience
+	// only, which the host operator's own API server must refuse before a token is sent. A renewed
+	// token is used after the remote API server has stated the same identity for it.
+	//
+	// The result must depend on the object, and on caches that do not change between reconciles
+	// without one. Target must not change the object, and must not do I/O. The text of an error is
+	// shown to users. An error that wraps ErrNotAllowed means that the extension may not act there,
+	// and one that wraps ErrPending that it does not say yet where. The remote API server is not
+	// trusted: of its errors, users see the HTTP status only.
+	Target func(client.Object) (Target, error)
+	// AllowTarget returns nil if an extension may act as the ServiceAccount at that Target, whose
+	// Audience is set. An error means no, and the error's text is shown to users. A panic means no,
+	// too. AllowTarget is required with Target: the host operator connects from its own network, and
+	// the server learns the names of ServiceAccounts. AllowIdentity of clustercache decides about the
+	// ServiceAccount. AllowTarget must not do I/O.
+	AllowTarget func(ctx context.Context, object client.Object, serviceAccount types.NamespacedName, target Target) error
+	// AudienceOwner returns the API server that an audience belongs to. It is asked about each
+	// Audience that is not the one of TargetAudience, and must have a table that authors of extensions
+	// cannot change: whoever gives an audience to a server lets the server use its tokens wherever
+	// that audience is accepted. An error means that the audience belongs to none. An audience that
+	// is given to another server is used there once the last connection to the one before has ended;
+	// tokens that the one before got are valid until they expire. AudienceOwner must not do I/O.
+	AudienceOwner func(audience string) (AudienceOwner, error)
 }
 
 // ServiceAccountTokens is the default provider. Every extension names a ServiceAccount of the
@@ -65,6 +92,9 @@ type ServiceAccountOptions struct {
 //
 // The host operator needs "create" on serviceaccounts/token, and list and watch on serviceaccounts.
 // Of ServiceAccounts only the metadata is read.
+//
+// With ServiceAccountOptions.Target, extensions act at another API server that trusts the issuer of
+// these ServiceAccounts.
 func ServiceAccountTokens(options ServiceAccountOptions) Provider {
 	return serviceAccountTokens(options)
 }
@@ -76,10 +106,22 @@ func (serviceAccountTokens) sealed() {}
 func (o serviceAccountTokens) Bind(host cluster.Cluster, kind identity.Kind,
 	counts *metrics.Cache, tracer *tracing.Tracer) (identity.Resolver, error) {
 	if o.Lifetime == 0 {
-		o.Lifetime = time.Hour
+		if o.Lifetime = time.Hour; o.Target != nil {
+			o.Lifetime = minLifetime
+		}
 	}
-	if o.Lifetime < minLifetime {
+	switch {
+	case o.Lifetime < minLifetime:
 		return nil, errors.Errorf("Lifetime is %s, less than the TokenRequest API's minimum of %s", o.Lifetime, minLifetime)
+	case o.Target != nil && o.AllowTarget == nil:
+		return nil, errors.New("with Target, anyone who may write an extension could make the host operator connect to any " +
+			"server, and send it a token that names the ServiceAccount: set AllowTarget, and allow for example only the API " +
+			"servers of a table of your own")
+	case o.Target == nil && (o.AllowTarget != nil || o.AudienceOwner != nil):
+		return nil, errors.New("AllowTarget and AudienceOwner would never be called: set Target, or leave both nil")
+	case o.Target != nil && len(o.Audiences) > 0:
+		return nil, errors.New("Audiences must be empty with Target: a token for a remote API server has one audience, " +
+			"that of the Target")
 	}
 	resolver, err := newServiceAccountResolver(host, kind,
 		serviceAccountReference{o.NamespacePath, o.NamePath, o.Reference})
@@ -91,6 +133,17 @@ func (o serviceAccountTokens) Bind(host cluster.Cluster, kind identity.Kind,
 		return nil, err
 	}
 	all := &tokens{issue: issuer.issue, counts: counts, tracer: tracer, turns: semaphore.NewWeighted(requestsAtOnce)}
+	if o.Target != nil {
+		if issuer.host, err = newHostReview(resolver.target); err != nil {
+			return nil, err
+		}
+		return &targetResolver{
+			serviceAccountResolver: resolver,
+			targets:                &targets{o.Target, o.AllowTarget, o.AudienceOwner, resolver.target},
+			tokens:                 newTokenTargets(all),
+			review:                 issuer.host,
+		}, nil
+	}
 	resolver.credential = func(id tokenID, resolved *identity.Resolution) {
 		resolved.Expected.UID = id.uid
 		resolved.OpenFunc = func() identity.Credential { return all.open(id) }
@@ -229,11 +282,22 @@ func serviceAccountSource(key types.NamespacedName) string {
 }
 
 func (r *serviceAccountResolver) Resolve(ctx context.Context, object client.Object) (identity.Resolution, error) {
+	resolved, uid, err := r.account(ctx, object)
+	if err != nil {
+		return resolved, err
+	}
+	r.credential(tokenID{serviceAccount: resolved.ServiceAccount, uid: uid}, &resolved)
+	return resolved, nil
+}
+
+// account returns the Resolution without its credential, and the UID of the ServiceAccount.
+func (r *serviceAccountResolver) account(ctx context.Context, object client.Object) (resolved identity.Resolution,
+	uid types.UID, err error) {
 	key, err := r.ServiceAccount(object)
 	if err != nil {
-		return identity.Resolution{}, err
+		return resolved, "", err
 	}
-	resolved := identity.Resolution{
+	resolved = identity.Resolution{
 		ServiceAccount: key,
 		Source:         serviceAccountSource(key),
 		Reference:      identity.Reference{Name: serviceAccountSource(key)},
@@ -242,7 +306,7 @@ func (r *serviceAccountResolver) Resolve(ctx context.Context, object client.Obje
 	serviceAccount.SetGroupVersionKind(corev1.SchemeGroupVersion.WithKind("ServiceAccount"))
 	if err := r.serviceAccounts.Get(ctx, key, serviceAccount); err != nil {
 		if apierrors.IsNotFound(err) {
-			return resolved, errors.Wrapf(identity.ErrServiceAccountNotFound, "serviceaccount %s", key)
+			return resolved, "", errors.Wrapf(identity.ErrServiceAccountNotFound, "serviceaccount %s", key)
 		}
 		switch {
 		case apierrors.IsForbidden(err):
@@ -253,19 +317,17 @@ func (r *serviceAccountResolver) Resolve(ctx context.Context, object client.Obje
 			err = operatorForbidden(err, "ServiceAccounts of namespace "+key.Namespace+" in its cache",
 				"cache.Options.ByObject, --service-account-namespaces of latchkey manager, tenants of the chart")
 		}
-		return resolved, errors.WithMessagef(err, "reading serviceaccount %s", key)
+		return resolved, "", errors.WithMessagef(err, "reading serviceaccount %s", key)
 	}
 	if serviceAccount.UID == "" {
-		return resolved, errors.Wrapf(identity.ErrServiceAccountNotFound, "serviceaccount %s has no UID", key)
+		return resolved, "", errors.Wrapf(identity.ErrServiceAccountNotFound, "serviceaccount %s has no UID", key)
 	}
-	id := tokenID{serviceAccount: key, uid: serviceAccount.UID}
-	resolved.Key = strings.Join([]string{"serviceaccount", key.Namespace, key.Name, string(id.uid)}, "\x00")
+	resolved.Key = strings.Join([]string{"serviceaccount", key.Namespace, key.Name, string(serviceAccount.UID)}, "\x00")
 	resolved.Target = r.target
 	resolved.Expected = connstate.Identity{Username: usernameOf(key)}
-	resolved.UID = id.uid
+	resolved.UID = serviceAccount.UID
 	resolved.Sharable = true // Key has the UID
-	r.credential(id, &resolved)
-	return resolved, nil
+	return resolved, serviceAccount.UID, nil
 }
 
 // unknownNamespace is in the errors of a cache whose options name other namespaces only: in those

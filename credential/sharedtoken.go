@@ -43,6 +43,9 @@ func (s *sharedToken) replacement(ctx context.Context, used *issuedToken) *issue
 	return s.token.replacement(ctx, used)
 }
 
+// answered implements tokenSource.
+func (*sharedToken) answered(*issuedToken, int) {}
+
 func (s *sharedToken) RoundTripper(next http.RoundTripper) http.RoundTripper {
 	return &bearer{tokens: s, next: next}
 }

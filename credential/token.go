@@ -35,15 +35,22 @@ const (
 	expiryMargin = 10 * time.Second
 )
 
-// tokenID identifies a token. All tokens of a resolver have the same audiences and lifetime.
+// tokenID identifies a token. All tokens of a resolver have the same lifetime.
 type tokenID struct {
 	serviceAccount types.NamespacedName
 	uid            types.UID
+
+	// Of a token for a remote API server only:
+
+	target   string // identifies the API server
+	audience string // of the token
+	owner    string // whom the audience belongs to by the host operator's table; empty if it is derived
 }
 
 // issuedToken is a token as the API server issued it. An issuedToken never changes.
 type issuedToken struct {
 	value       secret
+	serial      int64         // of the tokens of one tokenID, from 1
 	requestedAt time.Time     // by the local clock
 	life        time.Duration // zero if the expiry is unknown
 	renew       time.Duration // age at which to request a newer token
@@ -75,25 +82,54 @@ type tokens struct {
 	turns  *semaphore.Weighted // limits concurrent TokenRequests; nil means no limit
 	counts *metrics.Cache
 	tracer *tracing.Tracer
+	minted func(tokenID) // if not nil, is called after each token that was issued, and must not block
 
 	mu   sync.Mutex
 	byID map[tokenID]*token // guarded by mu; only tokens with users
 }
 
 func (t *tokens) open(id tokenID) identity.Credential {
+	return &sharedToken{token: t.acquire(id), all: t}
+}
+
+// acquire returns the token with that ID, for one more user. The caller must close it.
+func (t *tokens) acquire(id tokenID) *token {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	shared, ok := t.byID[id]
 	if !ok {
 		ctx, cancel := context.WithCancel(context.Background())
-		shared = &token{id: id, issue: t.issueInTurn, counts: t.counts, tracer: t.tracer, ctx: ctx, cancel: cancel}
+		shared = &token{
+			id:     id,
+			issue:  t.issueInTurn,
+			minted: t.minted,
+			counts: t.counts,
+			tracer: t.tracer,
+			ctx:    ctx,
+			cancel: cancel,
+		}
 		if t.byID == nil {
 			t.byID = map[tokenID]*token{}
 		}
 		t.byID[id] = shared
 	}
 	shared.users++
-	return &sharedToken{token: shared, all: t}
+	return shared
+}
+
+// serial returns the serial of the newest token, or that of the first or next one if there is none.
+func (t *tokens) serial(id tokenID) int64 {
+	t.mu.Lock()
+	shared := t.byID[id]
+	t.mu.Unlock()
+	if shared == nil {
+		return 1
+	}
+	last := shared.issued.Load()
+	if current := shared.current.Load(); current != nil {
+		return current.serial
+	}
+	return last + 1
 }
 
 // issueInTurn calls issue after it has acquired turns.
@@ -125,6 +161,7 @@ func (t *tokens) close(shared *token) {
 type token struct {
 	id     tokenID
 	issue  func(context.Context, tokenID) (issuedToken, error)
+	minted func(tokenID)
 	counts *metrics.Cache
 	tracer *tracing.Tracer
 	users  int // guarded by tokens.mu
@@ -133,6 +170,7 @@ type token struct {
 	cancel context.CancelFunc
 
 	flight      singleflight.Group
+	issued      atomic.Int64 // serial of the last token
 	current     atomic.Pointer[issuedToken]
 	lastFailure atomic.Pointer[failure] // of the last TokenRequest, nil after a success
 }
@@ -179,6 +217,15 @@ func (t *token) get(ctx context.Context, insist bool) (*issuedToken, error) {
 		return nil, t.noTokenError(current, failed.err)
 	}
 	return t.await(ctx, current)
+}
+
+// freshen has the token renewed if that is due. It does not wait.
+func (t *token) freshen(now time.Time) {
+	current, failed := t.current.Load(), t.lastFailure.Load()
+	fresh := current.valid(now) && current.age(now) < current.renew
+	if !fresh && (failed == nil || !now.Before(failed.retry)) {
+		t.renew(context.Background(), current) // its span is its own
+	}
 }
 
 // replacement returns a token for one more attempt after the API server refused used with a 401: a
@@ -233,10 +280,14 @@ func (t *token) renew(ctx context.Context, stale *issuedToken) <-chan singleflig
 			t.lastFailure.Store(afterFailure(t.lastFailure.Load(), err, time.Now(), rand.Float64()))
 			return nil, err
 		}
+		fresh.serial = t.issued.Add(1)
 		t.current.Store(&fresh)
 		t.lastFailure.Store(nil)
 		if t.ctx.Err() != nil {
 			t.current.Store(nil) // the last user called Close in the meantime
+		}
+		if t.minted != nil {
+			t.minted(t.id)
 		}
 		return &fresh, nil
 	})

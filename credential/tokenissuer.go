@@ -24,6 +24,7 @@ type tokenIssuer struct {
 	client    rest.Interface
 	audiences []string
 	lifetime  time.Duration
+	host      *hostReview // nil if all tokens are for the API server of the extensions
 }
 
 func newTokenIssuer(host cluster.Cluster, audiences []string, lifetime time.Duration) (*tokenIssuer, error) {
@@ -41,7 +42,10 @@ func newTokenIssuer(host cluster.Cluster, audiences []string, lifetime time.Dura
 // issue requests one token. The response is read as a stream, because client-go logs the bodies of
 // all other responses.
 func (i *tokenIssuer) issue(ctx context.Context, id tokenID) (issuedToken, error) {
-	seconds := int64(i.lifetime / time.Second)
+	seconds, audiences := int64(i.lifetime/time.Second), i.audiences
+	if id.target != "" {
+		audiences = []string{id.audience}
+	}
 	requestedAt := time.Now()
 	body, err := i.client.Post().
 		Namespace(id.serviceAccount.Namespace).
@@ -53,7 +57,7 @@ func (i *tokenIssuer) issue(ctx context.Context, id tokenID) (issuedToken, error
 		Body(&authenticationv1.TokenRequest{
 			// The API server returns a 409 if the ServiceAccount has another UID now.
 			ObjectMeta: metav1.ObjectMeta{UID: id.uid},
-			Spec:       authenticationv1.TokenRequestSpec{Audiences: i.audiences, ExpirationSeconds: &seconds},
+			Spec:       authenticationv1.TokenRequestSpec{Audiences: audiences, ExpirationSeconds: &seconds},
 		}).
 		Stream(ctx)
 	if err != nil {
@@ -74,6 +78,13 @@ func (i *tokenIssuer) issue(ctx context.Context, id tokenID) (issuedToken, error
 				id.serviceAccount)
 	}
 	life := lifeOf(&answer, requestedAt)
+	if id.target != "" {
+		expires, err := i.host.check(ctx, answer.Status.Token, id)
+		if err != nil {
+			return issuedToken{}, err
+		}
+		life = min(life, expires.Sub(requestedAt))
+	}
 	if life <= expiryMargin {
 		return issuedToken{},
 			errors.Wrapf(identity.ErrTokenRequestFailed,

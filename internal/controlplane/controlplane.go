@@ -3,10 +3,6 @@ package controlplane
 import (
 	"bytes"
 	"context"
-	"crypto/rand"
-	"crypto/rsa"
-	"crypto/x509"
-	"encoding/pem"
 	"net"
 	"net/http"
 	"os"
@@ -43,6 +39,9 @@ type Options struct {
 	ControllerManager bool
 	// Aggregation lets the API server authenticate to aggregated API servers.
 	Aggregation bool
+	// AuthenticationConfig starts the API server with an AuthenticationConfiguration, which trusts no
+	// issuer until SetAuthenticationConfig.
+	AuthenticationConfig bool
 }
 
 // ControlPlane is a running control plane. Its methods are not safe for concurrent use.
@@ -103,6 +102,12 @@ func Start(ctx context.Context, options Options) (_ *ControlPlane, err error) {
 		// loopback address into them.
 		Set("endpoint-reconciler-type", "none")
 
+	if options.AuthenticationConfig {
+		if err := c.SetAuthenticationConfig(noAuthenticators); err != nil {
+			return nil, err
+		}
+		server.Configure().Set("authentication-config", c.authenticationConfig())
+	}
 	if options.Aggregation {
 		if err := c.enableAggregation(); err != nil {
 			return nil, err
@@ -191,29 +196,6 @@ func (c *ControlPlane) StartAPIServer(ctx context.Context) error {
 	return c.waitReady(ctx)
 }
 
-// RotateServiceAccountKey replaces the key with which the API server signs and verifies tokens. The
-// next start of the API server uses the new key, and rejects all tokens that it issued before.
-func (c *ControlPlane) RotateServiceAccountKey() error {
-	key, err := rsa.GenerateKey(rand.Reader, 2048)
-	if err != nil {
-		return errors.WithStack(err)
-	}
-	public, err := x509.MarshalPKIXPublicKey(&key.PublicKey)
-	if err != nil {
-		return errors.WithStack(err)
-	}
-	for name, block := range map[string]*pem.Block{
-		"sa-signer.key": {Type: "RSA PRIVATE KEY", Bytes: x509.MarshalPKCS1PrivateKey(key)},
-		"sa-signer.crt": {Type: "PUBLIC KEY", Bytes: public}, // envtest uses this name; the API server reads both forms
-	} {
-		if err := os.WriteFile(filepath.Join(c.env.ControlPlane.APIServer.CertDir, name), pem.EncodeToMemory(block),
-			0o600); err != nil {
-			return errors.Wrap(err, "replacing the signing key")
-		}
-	}
-	return nil
-}
-
 // stopTimeout is how long Stop waits after it sent a server the signal to end.
 const stopTimeout = 10 * time.Second
 
@@ -273,7 +255,7 @@ func (c *ControlPlane) startControllerManager() error {
 		"--kubeconfig", c.kubeconfig,
 		"--leader-elect=false",
 		"--secure-port=0",
-		"--service-account-private-key-file", filepath.Join(c.env.ControlPlane.APIServer.CertDir, "sa-signer.key"),
+		"--service-account-private-key-file", c.keyFile(signingKeyFile),
 	)
 	cmd.Stdout, cmd.Stderr = log, log
 	if err := cmd.Start(); err != nil {

@@ -92,6 +92,15 @@ func New(tb testing.TB, options controlplane.Options) *Env {
 	return e
 }
 
+// Open starts a control plane with an administrator. The caller must call Stop.
+func Open(ctx context.Context, options controlplane.Options) (*Env, error) {
+	e := &Env{}
+	if err := e.start(ctx, options); err != nil {
+		return nil, err
+	}
+	return e, nil
+}
+
 // Run starts a control plane, sets *env, calls prepare unless it is nil, runs the tests, and stops
 // the control plane. The result is the exit code. With -short no test runs.
 func Run(m *testing.M, options controlplane.Options, env *Env, prepare func(context.Context) error) int {

@@ -1,0 +1,224 @@
+package credential
+
+import (
+	"context"
+	"fmt"
+	"net/http"
+	"slices"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	. "github.com/onsi/gomega"
+	"github.com/pkg/errors"
+	"k8s.io/apimachinery/pkg/types"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/latchkey-dev/latchkey/internal/identity"
+	"github.com/latchkey-dev/latchkey/test/support/testutil"
+)
+
+// away is the token of a ServiceAccount for a remote API server.
+func away(name string) tokenID {
+	return tokenID{serviceAccount: types.NamespacedName{Namespace: "team", Name: name}, target: "t", audience: "a"}
+}
+
+// sendTo sends a request to a server that answers with the status, and returns the Authorization
+// that arrived; "" if none did.
+func sendTo(t *testing.T, c identity.Credential, status func(authorization string) int) (authorization string,
+	err error) {
+	t.Helper()
+	req, err := http.NewRequestWithContext(t.Context(), http.MethodGet, "https://server.invalid/", nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, err = c.RoundTripper(testutil.RoundTripperFunc(func(req *http.Request) (*http.Response, error) {
+		authorization = req.Header.Get("Authorization")
+		return &http.Response{StatusCode: status(authorization), Body: http.NoBody}, nil
+	})).RoundTrip(req)
+	return authorization, err
+}
+
+// A renewed token is another version, which its extensions are woken for. The connection goes on
+// with the token that it has, until that expires.
+func TestRenewedTokenIsAnotherVersion(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		g := NewWithT(t)
+		source := &issuer{}
+		all := newTokenTargets(&tokens{issue: source.issue})
+		woken := make(chan client.ObjectKey, 10)
+		ctx, cancel := context.WithCancel(t.Context())
+		defer cancel()
+		go all.run(ctx, func(extension client.ObjectKey) { woken <- extension })
+		synctest.Wait()
+		red, extension := away("red"), client.ObjectKey{Name: "e"}
+		first := all.use(extension, red)
+		c := all.open(red)
+		defer c.Close()
+		g.Expect(c.Prepare(t.Context())).To(Succeed())
+		g.Expect(all.use(extension, red)).To(Equal(first), "the first token is that version")
+		g.Expect(send(t, c)).To(Equal("Bearer token-1"))
+		g.Expect(c.Expires()).To(Equal(time.Now().Add(time.Hour)))
+		<-woken
+
+		pass(49 * time.Minute)
+		g.Expect(send(t, c)).To(Equal("Bearer token-1"))
+		g.Expect(<-woken).To(Equal(extension))
+		next := all.use(extension, red)
+		g.Expect(next).NotTo(Equal(first))
+		g.Expect(send(t, c)).To(Equal("Bearer token-1"))
+		g.Expect(c.Prepare(t.Context())).To(Succeed())
+		g.Expect(send(t, c)).To(Equal("Bearer token-1"), "nothing replaces the token in use")
+		candidate := all.open(red)
+		g.Expect(candidate.Prepare(t.Context())).To(Succeed())
+		g.Expect(send(t, candidate)).To(Equal("Bearer token-2"))
+		candidate.Close()
+
+		pass(11 * time.Minute)
+		authorization, err := send(t, c)
+		g.Expect(err).To(MatchError(errNotTakenUp))
+		var none *NoTokenError
+		g.Expect(errors.As(err, &none)).To(BeTrue())
+		g.Expect(authorization).To(BeEmpty())
+		g.Expect(c.Prepare(t.Context())).To(Succeed(), "a connect takes the newest")
+		g.Expect(send(t, c)).To(Equal("Bearer token-2"))
+
+		source.fail.Store(true)
+		pass(62 * time.Minute)
+		_, err = send(t, c)
+		g.Expect(err).To(HaveOccurred())
+		synctest.Wait()
+		_, err = send(t, c)
+		g.Expect(err).To(MatchError(identity.ErrTokenRequestFailed), "there is none")
+	})
+}
+
+// An API server that refuses all tokens, as after its restart while their issuer is away, costs a
+// few TokenRequests, and not one per tenant.
+func TestRefusedByTheWholeTarget(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		g := NewWithT(t)
+		source := &issuer{}
+		all := newTokenTargets(&tokens{issue: source.issue})
+		credentials := make([]identity.Credential, 0, 500)
+		for i := range 500 {
+			c := all.open(away(fmt.Sprint(i)))
+			defer c.Close()
+			credentials = append(credentials, c)
+		}
+		// probe sends a request of each tenant, and discards tokens as the lifecycle does.
+		probe := func(status func(string) int) (refused int) {
+			for _, c := range credentials {
+				g.Expect(c.Prepare(t.Context())).To(Succeed())
+				code := 0
+				_, err := sendTo(t, c, func(authorization string) int {
+					code = status(authorization)
+					return code
+				})
+				g.Expect(err).NotTo(HaveOccurred())
+				if code == http.StatusUnauthorized {
+					refused++
+					c.Discard(time.Now().Add(time.Nanosecond))
+				}
+			}
+			synctest.Wait()
+			return refused
+		}
+		accept := func(string) int { return http.StatusOK }
+		refuse := func(string) int { return http.StatusUnauthorized }
+		g.Expect(probe(accept)).To(BeZero())
+		g.Expect(source.issued.Load()).To(BeEquivalentTo(500))
+		for range 60 { // 10 minutes
+			pass(10 * time.Second)
+			g.Expect(probe(refuse)).To(Equal(500))
+		}
+		trials := source.issued.Load() - 500
+		g.Expect(trials).To(BeNumerically(">", 2), "a newer token may help")
+		g.Expect(trials).To(BeNumerically("<", 10))
+		g.Expect(probe(accept)).To(BeZero(), "the tokens are as good as before")
+		g.Expect(source.issued.Load() - 500).To(Equal(trials))
+
+		// The signing key is replaced: the tokens that were issued before do not work any more.
+		newest := source.issued.Load()
+		onlyNewer := func(authorization string) int {
+			var n int32
+			_, _ = fmt.Sscanf(authorization, "Bearer token-%d", &n)
+			if n > newest {
+				return http.StatusOK
+			}
+			return http.StatusUnauthorized
+		}
+		var rounds []int
+		for len(rounds) < 100 && !slices.Contains(rounds, 0) {
+			pass(5 * time.Second)
+			rounds = append(rounds, probe(onlyNewer))
+		}
+		t.Logf("refused: %v", rounds)
+		g.Expect(rounds).To(ContainElement(0))
+		g.Expect(len(rounds)).To(BeNumerically("<", 80), "each token that works is reason to request two")
+	})
+}
+
+// A tenant whose tokens are refused for its own reason asks for few of them.
+func TestRefusedAlone(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		g := NewWithT(t)
+		source := &issuer{}
+		all := newTokenTargets(&tokens{issue: source.issue})
+		c := all.open(away("refused"))
+		defer c.Close()
+		for range 60 {
+			g.Expect(c.Prepare(t.Context())).To(Succeed())
+			_, err := sendTo(t, c, func(string) int { return http.StatusUnauthorized })
+			g.Expect(err).NotTo(HaveOccurred())
+			c.Discard(time.Now().Add(time.Nanosecond))
+			synctest.Wait()
+			pass(10 * time.Second)
+		}
+		g.Expect(source.issued.Load()).To(BeNumerically("<", 10))
+	})
+}
+
+// An audience of the operator's own is in use for one API server at a time.
+func TestAudienceInUse(t *testing.T) {
+	g := NewWithT(t)
+	all := newTokenTargets(&tokens{issue: (&issuer{}).issue})
+	one, other := away("red"), away("red")
+	one.owner, other.owner, other.target = "one", "other", "u"
+	first, second, third := all.open(one), all.open(one), all.open(other)
+	g.Expect(third.Prepare(t.Context())).To(Succeed(), "opening alone is no use")
+	third.Close()
+	g.Expect(third.Prepare(t.Context())).To(MatchError(errClosed))
+	g.Expect(first.Prepare(t.Context())).To(Succeed())
+	g.Expect(second.Prepare(t.Context())).To(Succeed())
+	g.Expect(second.Prepare(t.Context())).To(Succeed())
+	third = all.open(other)
+	g.Expect(third.Prepare(t.Context())).To(MatchError(ErrNotAllowed))
+	_, err := send(t, third)
+	g.Expect(err).To(HaveOccurred())
+	first.Close()
+	first.Close()
+	g.Expect(third.Prepare(t.Context())).To(MatchError(ContainSubstring("still in use for the API server at one")))
+	second.Close()
+	g.Expect(third.Prepare(t.Context())).To(Succeed())
+	third.Close()
+	g.Expect(all.targets).To(BeEmpty())
+	g.Expect(all.audiences).To(BeEmpty())
+	g.Expect(all.all.byID).To(BeEmpty())
+}
+
+func TestUsersOfTokens(t *testing.T) {
+	g := NewWithT(t)
+	all := newTokenTargets(&tokens{issue: (&issuer{}).issue})
+	a, b := client.ObjectKey{Name: "a"}, client.ObjectKey{Name: "b"}
+	all.use(a, away("red"))
+	all.use(b, away("red"))
+	all.use(a, away("blue"))
+	all.minted(away("red")) // without run: no extension is woken
+	g.Expect(all.extensions[away("red")].UnsortedList()).To(ConsistOf(b))
+	all.forget(b)
+	all.forget(b)
+	all.forget(a)
+	g.Expect(all.extensions).To(BeEmpty())
+	g.Expect(all.byExtension).To(BeEmpty())
+}
