@@ -31,9 +31,10 @@
 // Reference function, Impersonate and the function of Choose may wrap [ErrNotAllowed], or
 // [ErrPending] for an extension that names nothing yet, and so may Target; their other errors have
 // the reason InvalidReference. Errors of AllowTarget, AudienceOwner, KubeconfigOptions.Allow and
-// AllowImpersonate have the reason NotAllowed. The function for FromRESTConfigMapper may wrap [ErrInvalidReference], [ErrNotAllowed]
-// or [ErrInvalidCredential]. [SecretsGuardedByAdmission] is an Allow for extensions that an
-// admission policy guards.
+// AllowImpersonate have the reason NotAllowed. The function for FromRESTConfigMapper may wrap
+// [ErrInvalidReference], [ErrNotAllowed] or [ErrInvalidCredential]. [SecretsGuardedByAdmission] is
+// an Allow for extensions that an admission policy guards. [CheckTarget] says what is missing
+// between two clusters.
 //
 // # Considerations
 //
@@ -44,9 +45,9 @@
 //     Extensions that name the same ServiceAccount share one token. The token is kept until the
 //     last of these extensions is gone. After 60 to 80 % of its lifetime the token is renewed, by
 //     one request at a time.
-//   - At a remote API server, a renewed token is used after that server has stated the same identity
-//     for it, and no sooner: after a signing key that it does not know, the connection goes on with
-//     the token that works. A token leaves only if it has one audience, and the host operator's own
+//   - At a remote API server, a renewed token is used after that server has stated the same
+//     identity for it, and no sooner: after a signing key that it does not know, the connection
+//     goes on with the token that works. A token leaves only if it has one audience, and the host operator's own
 //     API server has refused it.
 //   - With ServiceAccountTokens, a request that gets a 401 is sent once more with a newer token, if
 //     its body can be read again. A write is still applied only once. Without a valid token

@@ -1,6 +1,9 @@
 package credential_test
 
 import (
+	"context"
+	"fmt"
+
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -61,4 +64,41 @@ func ExampleChoose() {
 				}),
 			}),
 	}
+}
+
+// spokes is the operator's own table of API servers, by name.
+func ExampleServiceAccountTokens_target() {
+	spokes := map[string]credential.Target{ /* from a file, or a ConfigMap that only you may write */ }
+	_ = credential.ServiceAccountOptions{
+		Target: func(object client.Object) (credential.Target, error) {
+			spoke, ok := spokes[object.GetAnnotations()["example.com/spoke"]]
+			if !ok {
+				return spoke, fmt.Errorf("%w: the annotation names no spoke", credential.ErrInvalidReference)
+			}
+			return spoke, nil
+		},
+		AllowTarget: func(_ context.Context, object client.Object, account types.NamespacedName,
+			spoke credential.Target) error {
+			return nil // each extension may act at each spoke of the table, as a ServiceAccount that AllowIdentity allows
+		},
+	}
+}
+
+// spoke is an API server that calls this cluster's ServiceAccounts by the prefix hub.
+func spoke(server string, authority []byte) credential.Target {
+	return credential.Target{
+		Server: server,
+		CAData: authority,
+		Username: func(account types.NamespacedName) string {
+			return "hub:system:serviceaccount:" + account.Namespace + ":" + account.Name
+		},
+		StatesUID: true,
+	}
+}
+
+// The audience that a spoke must list for tokens.
+func ExampleTargetAudience() {
+	audience, err := credential.TargetAudience(spoke("https://spoke.example.com:6443", nil))
+	fmt.Println(audience, err)
+	// Output: the certificate authority: holds no certificate
 }

@@ -35,8 +35,8 @@ type Target struct {
 	// authorities of the system would let each of them issue a certificate to a server that then gets
 	// tokens.
 	CAData []byte
-	// Audience of the tokens, the only one. Empty means TargetAudience(CAData, ServerName), which no
-	// other API server accepts. An audience of your own needs ServiceAccountOptions.AudienceOwner.
+	// Audience of the tokens, the only one. Empty means that of TargetAudience, which no other API
+	// server accepts. An audience of your own needs ServiceAccountOptions.AudienceOwner.
 	Audience string
 	// Username returns the name by which the server knows a ServiceAccount of the host operator's
 	// cluster. The server must state that name. A name that begins with "system:" is refused: it
@@ -60,18 +60,27 @@ type AudienceOwner struct {
 // targetPrefix begins every audience that TargetAudience returns.
 const targetPrefix = "latchkey:"
 
-// TargetAudience returns the audience of tokens for an API server, by the public keys of its
-// certificate authorities and the name for which it has a certificate. The audience stays when a
-// certificate of an authority is renewed with the same key. Only a server with a certificate by
-// these authorities for that name gets such a token.
-func TargetAudience(caData []byte, serverName string) (string, error) {
+// TargetAudience returns the audience of tokens for a target that has no Audience: by the public
+// keys of its CAData, and the name for which it has a certificate. It stays when a certificate of
+// an authority is renewed with the same key. Only a server with a certificate by these authorities
+// for that name gets such a token.
+func TargetAudience(target Target) (string, error) {
+	name := canonicalName(target.ServerName)
+	if name == "" {
+		address, err := addressOf(target.Server)
+		if err != nil {
+			return "", err
+		}
+		name = canonicalName(address.Hostname())
+	}
+	return derivedAudience(target.CAData, name)
+}
+
+// derivedAudience is TargetAudience of authorities and a name.
+func derivedAudience(caData []byte, name string) (string, error) {
 	keys, err := publicKeys(caData)
 	if err != nil {
 		return "", errors.WithMessage(err, "the certificate authority")
-	}
-	name := canonicalName(serverName)
-	if name == "" {
-		return "", errors.New("the server's name is empty")
 	}
 	all := sha256.New()
 	for _, part := range append(keys, []byte(name)) {
@@ -149,6 +158,11 @@ func (t *targets) named(object client.Object, account types.NamespacedName) (*fo
 	if err != nil {
 		return nil, referenceError(err, "determining the API server")
 	}
+	return t.check(target, account)
+}
+
+// check returns the target for a ServiceAccount, or why it can be none.
+func (t *targets) check(target Target, account types.NamespacedName) (*foreign, error) {
 	address, err := addressOf(target.Server)
 	if err != nil {
 		return nil, err
@@ -162,7 +176,7 @@ func (t *targets) named(object client.Object, account types.NamespacedName) (*fo
 	}
 	target.ServerName = canonicalName(target.ServerName)
 	name := nameAt(address, target.ServerName)
-	derived, err := TargetAudience(target.CAData, name)
+	derived, err := derivedAudience(target.CAData, name)
 	if err != nil {
 		return nil, errors.Wrapf(&classifiedError{kind: ErrInvalidReference, cause: err}, "the API server %s",
 			untrusted.Quote(address.Host))

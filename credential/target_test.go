@@ -32,7 +32,7 @@ func TestTargetAudience(t *testing.T) {
 	both := append(append([]byte(nil), first...), second...)
 	reversed := append(append([]byte(nil), second...), first...)
 	audience := func(ca []byte, name string) string {
-		found, err := TargetAudience(ca, name)
+		found, err := TargetAudience(Target{CAData: ca, ServerName: name})
 		g.Expect(err).NotTo(HaveOccurred())
 		g.Expect(found).To(MatchRegexp("^latchkey:[0-9a-f]{64}$"))
 		return found
@@ -49,16 +49,20 @@ func TestTargetAudience(t *testing.T) {
 		g.Expect(other).NotTo(Equal(own), name)
 	}
 	g.Expect(audience(first, "[2001:DB8::1]")).To(Equal(audience(first, "2001:db8:0::1")))
-	_, err := TargetAudience([]byte("nothing"), "api.example.com")
+	unnamed := Target{Server: "https://API.example.com:6443/path", CAData: first}
+	g.Expect(TargetAudience(unnamed)).To(Equal(own), "by the host of the address")
+	unnamed.ServerName = "api.example.org"
+	g.Expect(TargetAudience(unnamed)).NotTo(Equal(own))
+	_, err := TargetAudience(Target{CAData: []byte("nothing"), ServerName: "api.example.com"})
 	g.Expect(err).To(MatchError(ContainSubstring("holds no certificate")))
-	_, err = TargetAudience(first, "")
-	g.Expect(err).To(MatchError(ContainSubstring("the server's name is empty")))
+	_, err = TargetAudience(Target{CAData: first})
+	g.Expect(err).To(MatchError(ContainSubstring("cannot be parsed")))
 }
 
 // Each target that could harm is refused, and the message says why.
 func TestRefusedTargets(t *testing.T) {
 	ca, other := authority(t), authority(t)
-	derived, err := TargetAudience(other, "api.example.com")
+	derived, err := TargetAudience(Target{CAData: other, ServerName: "api.example.com"})
 	NewWithT(t).Expect(err).NotTo(HaveOccurred())
 	account := types.NamespacedName{Namespace: "team", Name: "red"}
 	at := func(server string) func(*Target) { return func(t *Target) { t.Server = server } }

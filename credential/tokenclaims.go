@@ -13,6 +13,7 @@ import (
 // tokenClaims are what a token for a remote API server says about itself.
 type tokenClaims struct {
 	audience string
+	issuer   string
 	// usable is from when on the token may be accepted, zero if the token does not say.
 	usable  time.Time
 	expires time.Time
@@ -33,6 +34,7 @@ func claimsOf(token string) (claims tokenClaims, err error) {
 	}
 	var content struct {
 		Audience  any      `json:"aud"`
+		Issuer    string   `json:"iss"`
 		NotBefore *float64 `json:"nbf"`
 		IssuedAt  *float64 `json:"iat"`
 		Expires   *float64 `json:"exp"`
@@ -43,6 +45,7 @@ func claimsOf(token string) (claims tokenClaims, err error) {
 	if err != nil || len(strict) > 0 {
 		return claims, errors.New("has claims that cannot be read, or one twice")
 	}
+	claims.issuer = content.Issuer
 	switch audience := content.Audience.(type) {
 	case string:
 		claims.audience = audience

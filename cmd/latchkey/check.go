@@ -32,6 +32,9 @@ const checkInterval = 200 * time.Millisecond
 // runCheck connects every extension and prints the states, once or until it is interrupted.
 // runCheck returns an error if an extension is not connected then, or degraded.
 func runCheck(ctx context.Context, args []string) error {
+	if len(args) > 0 && args[0] == "target" {
+		return runCheckTarget(ctx, args[1:])
+	}
 	var m managerFlags
 	flags := flag.NewFlagSet("latchkey check", flag.ContinueOnError)
 	m.onlyLooks = true

@@ -3,6 +3,7 @@
 //
 //	latchkey manager   on any cluster: connect every extension, probe it, log its state
 //	latchkey check     on any cluster: connect every extension, print whether it worked, and why not
+//	latchkey check target  once: act as a ServiceAccount at an API server that trusts this cluster's issuer
 //	latchkey state-api print what the state API of the manager needs in the cluster
 //	latchkey demo      on a control plane of its own: show connections start, fail and recover
 //	latchkey version   print the version
@@ -28,6 +29,8 @@ Usage:
   latchkey manager [flags]   run on the cluster of your kubeconfig
   latchkey check [flags]     connect every extension and print the result; exit with 1 if one is not connected.
                              With --from-state-api: print what the running operator says instead
+  latchkey check target [flags]   act once as a ServiceAccount at an API server that trusts this cluster's issuer,
+                             and say what is missing
   latchkey state-api manifests [flags]   print what "manager --state-api" needs in the cluster
   latchkey demo [flags]      start a control plane and show how connections start, fail and recover
   latchkey version           print the version

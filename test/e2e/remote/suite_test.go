@@ -147,7 +147,7 @@ func review(ctx context.Context, env *testenv.Env, token string) (status int, er
 
 // derived returns the audience of an API server that needs no table.
 func derived(env *testenv.Env) string {
-	audience, err := credential.TargetAudience(env.Config().CAData, "127.0.0.1")
+	audience, err := credential.TargetAudience(at(env))
 	if err != nil {
 		panic(err)
 	}
