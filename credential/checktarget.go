@@ -15,6 +15,7 @@ import (
 	authenticationv1 "k8s.io/api/authentication/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+	utilnet "k8s.io/apimachinery/pkg/util/net"
 	corev1client "k8s.io/client-go/kubernetes/typed/core/v1"
 	"k8s.io/client-go/rest"
 
@@ -63,7 +64,7 @@ func CheckTarget(ctx context.Context, host *rest.Config, serviceAccount types.Na
 		return c.findings
 	}
 	c.token = token
-	review, err := newHostReview(anonymous)
+	review, err := newHostReview(host)
 	if err == nil {
 		defer review.close()
 		_, err = review.check(ctx, token, tokenID{serviceAccount: serviceAccount, audience: c.found.Audience})
@@ -264,7 +265,7 @@ func clientFor(config *rest.Config) (client *http.Client, closeIdle func(), err 
 		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
 		Timeout:       issueTimeout,
 	}
-	return client, client.CloseIdleConnections, nil
+	return client, func() { utilnet.CloseIdleConnectionsFor(transport) }, nil
 }
 
 // issuerClient returns a client that trusts the authority of the API server here, and those of the

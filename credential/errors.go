@@ -16,8 +16,8 @@ import (
 // Errors that functions in the options may return or wrap, to choose the Reason of an extension
 // without a connection. The text of such an error is shown to users.
 var (
-	// ErrInvalidReference (reason InvalidReference): the extension names no ServiceAccount or
-	// Secret, or none that can exist.
+	// ErrInvalidReference (reason InvalidReference): the extension names no ServiceAccount, Secret
+	// or Target, or none that can exist.
 	ErrInvalidReference = errors.New("invalid reference")
 	// ErrInvalidCredential (reason InvalidCredential): the provided token, certificate, kubeconfig
 	// or config cannot be used as a credential.
@@ -25,7 +25,7 @@ var (
 	// ErrNotAllowed (reason NotAllowed): the extension may not use the ServiceAccount or Secret
 	// that it names.
 	ErrNotAllowed = errors.New("not allowed")
-	// ErrPending (reason NotStarted): the extension names no ServiceAccount or Secret yet. An
+	// ErrPending (reason NotStarted): the extension names no ServiceAccount, Secret or Target yet. An
 	// update of the extension connects it. ErrPending of a connected extension ends the connection,
 	// as every other error does.
 	ErrPending = identity.ErrPending

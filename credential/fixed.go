@@ -92,26 +92,33 @@ const maxAuthorities = 500
 // can interrupt it. crypto/tls limits the size of the keys that a server sends, but not of the keys
 // in the bundle.
 func checkAuthorities(bundle []byte) error {
-	found := 0
+	_, err := authorityKeys(bundle)
+	return err
+}
+
+// authorityKeys is checkAuthorities, and returns the public keys of the certificates.
+func authorityKeys(bundle []byte) (keys [][]byte, err error) {
+	blocks := 0
 	for block, rest := pem.Decode(bundle); block != nil; block, rest = pem.Decode(rest) {
-		if block.Type != "CERTIFICATE" {
-			continue
+		if blocks++; blocks > maxAuthorities {
+			return nil, errors.Errorf("has more than %d certificates", maxAuthorities)
+		}
+		if block.Type != "CERTIFICATE" || len(block.Headers) > 0 {
+			continue // crypto/x509 also skips it
 		}
 		certificate, err := x509.ParseCertificate(block.Bytes)
 		if err != nil {
 			continue // crypto/x509 also skips the certificate
 		}
 		if public, ok := certificate.PublicKey.(*rsa.PublicKey); ok && public.N.BitLen() > maxRSABits {
-			return errors.Errorf("has a key of more than %d bits", maxRSABits)
+			return nil, errors.Errorf("has a key of more than %d bits", maxRSABits)
 		}
-		if found++; found > maxAuthorities {
-			return errors.Errorf("has more than %d certificates", maxAuthorities)
-		}
+		keys = append(keys, certificate.RawSubjectPublicKeyInfo)
 	}
-	if found == 0 {
-		return errors.New("holds no certificate")
+	if len(keys) == 0 {
+		return nil, errors.New("holds no certificate")
 	}
-	return nil
+	return keys, nil
 }
 
 // digest returns a hash that differs for different contents.

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/pkg/errors"
+	utilnet "k8s.io/apimachinery/pkg/util/net"
 	"k8s.io/client-go/rest"
 
 	"github.com/latchkey-dev/latchkey/internal/identity"
@@ -23,17 +24,21 @@ type hostReview struct {
 // reviewPath is where an API server says who asks.
 const reviewPath = "/apis/authentication.k8s.io/v1/selfsubjectreviews"
 
-// newHostReview returns the check by the API server of an anonymous config.
+// newHostReview returns the check by the API server of a config, without its credential.
 func newHostReview(host *rest.Config) (*hostReview, error) {
 	// An API server ends an HTTP/2 connection with each 401, and with it the other requests there.
-	config := rest.CopyConfig(host)
+	config := rest.AnonymousClientConfig(host) // with the CAFile, which may be rotated
 	config.NextProtos = []string{"http/1.1"}
 	transport, err := rest.TransportFor(config)
 	if err != nil {
 		return nil, errors.Wrap(err, "preparing to check tokens for remote API servers")
 	}
+	server, _, err := rest.DefaultServerUrlFor(config)
+	if err != nil {
+		return nil, errors.New("the API server's address cannot be parsed") // the cause quotes it
+	}
 	return &hostReview{
-		url: strings.TrimRight(host.Host, "/") + reviewPath,
+		url: strings.TrimRight(server.String(), "/") + reviewPath,
 		client: &http.Client{
 			Transport:     transport,
 			CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
@@ -86,6 +91,10 @@ func (h *hostReview) check(ctx context.Context, token string, id tokenID) (expir
 	if date, err := http.ParseTime(resp.Header.Get("Date")); err == nil {
 		now = date
 	}
+	if !now.Before(claims.expires) {
+		return expires, unusable("it has expired by the clock of the host operator's API server, whose refusal thus says " +
+			"nothing about its audience; check the clocks of the API servers there")
+	}
 	if early := claims.usable.Sub(now); early > leeway {
 		return expires, unusable("it is valid only in %s by the clock of the host operator's API server, whose refusal thus "+
 			"says nothing about its audience; check the clocks of the API servers there", early.Round(time.Second))
@@ -93,4 +102,4 @@ func (h *hostReview) check(ctx context.Context, token string, id tokenID) (expir
 	return claims.expires, nil
 }
 
-func (h *hostReview) close() { h.client.CloseIdleConnections() }
+func (h *hostReview) close() { utilnet.CloseIdleConnectionsFor(h.client.Transport) }

@@ -41,6 +41,7 @@ func TestHostReview(t *testing.T) {
 		"a bit early":         {valid, 401, -30 * time.Second, ""},
 		"early":               {valid, 401, -90 * time.Second, "it is valid only in 1m"},
 		"late":                {valid, 401, 5 * time.Minute, ""},
+		"expired":             {valid, 401, 20 * time.Minute, "it has expired by the clock"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			g := NewWithT(t)

@@ -24,8 +24,9 @@ type pinnedToken struct {
 
 	occupies bool // guarded by tokenTargets.mu; see tokenTargets.occupy
 
-	pinned  atomic.Pointer[issuedToken]
-	refused atomic.Bool // the server refused pinned
+	pinned       atomic.Pointer[issuedToken]
+	refused      atomic.Bool // the server refused pinned
+	unauthorized atomic.Bool // the server's last answer was a 401
 }
 
 var _ identity.Credential = (*pinnedToken)(nil)
@@ -33,6 +34,9 @@ var _ identity.Credential = (*pinnedToken)(nil)
 // errNotTakenUp is why a request has no token although there is a newer one.
 var errNotTakenUp = errors.Wrap(ErrInvalidCredential,
 	"the API server has not stated the same identity for a newer token")
+
+// errBeingRequested is why a request has no token while a newer one is requested.
+var errBeingRequested = errors.New("a newer token is being requested")
 
 // Prepare implements Credential. It pins the newest token, unless the pinned one is still valid and
 // was not refused.
@@ -59,8 +63,8 @@ func (p *pinnedToken) Prepare(ctx context.Context) error {
 	return nil
 }
 
-// get implements tokenSource. A request of the connection in use also has the token renewed, which
-// the extensions then try.
+// get implements tokenSource. After a machine has slept, a request may notice before the clock that
+// the token is to be renewed.
 func (p *pinnedToken) get(context.Context) (*issuedToken, error) {
 	if p.closed.Load() {
 		return nil, errClosed
@@ -71,20 +75,29 @@ func (p *pinnedToken) get(context.Context) (*issuedToken, error) {
 	if pinned.valid(now) {
 		return pinned, nil
 	}
-	if failed := p.token.lastFailure.Load(); failed != nil && !p.token.current.Load().valid(now) {
+	failed := p.token.lastFailure.Load()
+	switch newest := p.token.current.Load(); {
+	case newest.valid(now) && newest != pinned:
+		return nil, p.token.noTokenError(pinned, errNotTakenUp)
+	case failed != nil:
 		return nil, p.token.noTokenError(pinned, failed.err)
 	}
-	return nil, p.token.noTokenError(pinned, errNotTakenUp)
+	return nil, p.token.noTokenError(pinned, errBeingRequested)
 }
 
 // replacement implements tokenSource. A 401 ends the connection, and the next one gets the newest
 // token.
 func (*pinnedToken) replacement(context.Context, *issuedToken) *issuedToken { return nil }
 
-// answered implements tokenSource. Errors may be from before the server has looked at the token.
+// answered implements tokenSource. Other errors may be from before the server has looked at the
+// token.
 func (p *pinnedToken) answered(token *issuedToken, status int) {
-	if status < http.StatusMultipleChoices {
-		p.target.accepted(token, time.Now())
+	switch {
+	case status == http.StatusUnauthorized:
+		p.unauthorized.Store(true)
+	case status < http.StatusMultipleChoices:
+		p.unauthorized.Store(false)
+		p.target.accepted(p.id, token, time.Now())
 	}
 }
 
@@ -103,14 +116,15 @@ func (p *pinnedToken) Expires() time.Time { return p.pinned.Load().expires() }
 
 // Discard implements Credential. The token stays until there is a newer one, which the next connect
 // takes. If there is none, one is requested, unless the server seems to refuse all tokens: it must
-// not cause a TokenRequest for each tenant.
+// not cause a TokenRequest for each tenant. A server that accepts the token and states another
+// identity would state it for a newer one, too.
 func (p *pinnedToken) Discard(before time.Time) {
-	pinned, now := p.pinned.Load(), time.Now()
-	if pinned == nil || !pinned.requestedAt.Before(before) {
+	pinned := p.pinned.Load()
+	if pinned == nil || !pinned.requestedAt.Before(before) || !p.unauthorized.Load() {
 		return
 	}
 	p.refused.Store(true)
-	if p.token.current.Load() == pinned && p.target.mayReplace(pinned, now) {
+	if p.token.current.Load() == pinned && p.target.mayReplace(p.id, pinned, time.Now()) {
 		p.token.renew(context.Background(), pinned) // its span is its own
 	}
 }

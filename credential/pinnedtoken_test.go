@@ -59,11 +59,13 @@ func TestRenewedTokenIsAnotherVersion(t *testing.T) {
 		g.Expect(all.use(extension, red)).To(Equal(first), "the first token is that version")
 		g.Expect(send(t, c)).To(Equal("Bearer token-1"))
 		g.Expect(c.Expires()).To(Equal(time.Now().Add(time.Hour)))
-		<-woken
+		synctest.Wait()
+		g.Expect(woken).To(BeEmpty())
 
-		pass(49 * time.Minute)
-		g.Expect(send(t, c)).To(Equal("Bearer token-1"))
+		pass(49 * time.Minute) // without a request
+		g.Expect(woken).To(HaveLen(1))
 		g.Expect(<-woken).To(Equal(extension))
+		g.Expect(send(t, c)).To(Equal("Bearer token-1"))
 		next := all.use(extension, red)
 		g.Expect(next).NotTo(Equal(first))
 		g.Expect(send(t, c)).To(Equal("Bearer token-1"))
@@ -84,12 +86,17 @@ func TestRenewedTokenIsAnotherVersion(t *testing.T) {
 		g.Expect(send(t, c)).To(Equal("Bearer token-2"))
 
 		source.fail.Store(true)
-		pass(62 * time.Minute)
-		_, err = send(t, c)
-		g.Expect(err).To(HaveOccurred())
-		synctest.Wait()
+		pass(3 * time.Hour)
+		failed := source.issued.Load()
 		_, err = send(t, c)
 		g.Expect(err).To(MatchError(identity.ErrTokenRequestFailed), "there is none")
+		g.Expect(failed).To(BeNumerically(">", 100), "it is tried again by the clock")
+		version := all.use(extension, red)
+		source.fail.Store(false)
+		pass(2 * time.Minute)
+		g.Expect(all.use(extension, red)).To(Equal(version), "it is in place of none that is valid")
+		g.Expect(c.Prepare(t.Context())).To(Succeed())
+		g.Expect(send(t, c)).To(HavePrefix("Bearer token-"))
 	})
 }
 
@@ -159,6 +166,120 @@ func TestRefusedByTheWholeTarget(t *testing.T) {
 	})
 }
 
+// A server that accepts each token once, and then refuses it, gets few of them.
+func TestAcceptedOnce(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		g := NewWithT(t)
+		source := &issuer{}
+		all := newTokenTargets(&tokens{issue: source.issue})
+		credentials := make([]identity.Credential, 0, 100)
+		for i := range 100 {
+			c := all.open(away(fmt.Sprint(i)))
+			defer c.Close()
+			credentials = append(credentials, c)
+		}
+		seen := map[string]bool{}
+		for range 120 { // 10 minutes
+			for _, c := range credentials {
+				g.Expect(c.Prepare(t.Context())).To(Succeed())
+				code := 0
+				_, err := sendTo(t, c, func(authorization string) int {
+					if code = http.StatusUnauthorized; !seen[authorization] {
+						seen[authorization], code = true, http.StatusCreated
+					}
+					return code
+				})
+				g.Expect(err).NotTo(HaveOccurred())
+				if code == http.StatusUnauthorized {
+					c.Discard(time.Now().Add(time.Nanosecond))
+				}
+			}
+			synctest.Wait()
+			pass(5 * time.Second)
+		}
+		g.Expect(source.issued.Load()-100).To(BeNumerically("<", 700), "of 12,000 requests that were refused")
+	})
+}
+
+// A server that accepts the token and states another identity gets no other one.
+func TestAnotherIdentity(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		g := NewWithT(t)
+		source := &issuer{}
+		all := newTokenTargets(&tokens{issue: source.issue})
+		c := all.open(away("renamed"))
+		defer c.Close()
+		for range 60 {
+			g.Expect(c.Prepare(t.Context())).To(Succeed())
+			_, err := sendTo(t, c, func(string) int { return http.StatusCreated })
+			g.Expect(err).NotTo(HaveOccurred())
+			c.Discard(time.Now().Add(time.Nanosecond))
+			synctest.Wait()
+			pass(30 * time.Second)
+		}
+		g.Expect(source.issued.Load()).To(BeEquivalentTo(1))
+	})
+}
+
+// One tenant whose tokens are refused for its own reason, and who asks more often than all others,
+// does not keep them from theirs.
+func TestRefusedBesideOthers(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		g := NewWithT(t)
+		source := &issuer{}
+		all := newTokenTargets(&tokens{issue: source.issue})
+		open := func(name string) identity.Credential {
+			c := all.open(away(name))
+			t.Cleanup(c.Close)
+			g.Expect(c.Prepare(t.Context())).To(Succeed())
+			return c
+		}
+		bad := open("bad")
+		var others []identity.Credential
+		for i := range 20 {
+			others = append(others, open(fmt.Sprint(i)))
+		}
+		try := func(c identity.Credential, status func(string) int) (refused bool) {
+			g.Expect(c.Prepare(t.Context())).To(Succeed())
+			_, err := sendTo(t, c, func(authorization string) int {
+				code := status(authorization)
+				refused = code == http.StatusUnauthorized
+				return code
+			})
+			g.Expect(err).NotTo(HaveOccurred())
+			if refused {
+				c.Discard(time.Now().Add(time.Nanosecond))
+				synctest.Wait()
+			}
+			return refused
+		}
+		newest := source.issued.Load()
+		onlyNewer := func(authorization string) int {
+			var n int32
+			_, _ = fmt.Sscanf(authorization, "Bearer token-%d", &n)
+			if n > newest {
+				return http.StatusOK
+			}
+			return http.StatusUnauthorized
+		}
+		began := time.Now()
+		for waiting := len(others); waiting > 0; {
+			for range 5 {
+				pass(time.Second)
+				try(bad, func(string) int { return http.StatusUnauthorized })
+			}
+			waiting = 0
+			for _, c := range others {
+				if try(c, onlyNewer) {
+					waiting++
+				}
+			}
+			g.Expect(time.Since(began)).To(BeNumerically("<", 5*time.Minute), "%d wait", waiting)
+		}
+		t.Logf("all others had a new token after %s", time.Since(began))
+	})
+}
+
 // A tenant whose tokens are refused for its own reason asks for few of them.
 func TestRefusedAlone(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -176,6 +297,37 @@ func TestRefusedAlone(t *testing.T) {
 			pass(10 * time.Second)
 		}
 		g.Expect(source.issued.Load()).To(BeNumerically("<", 10))
+	})
+}
+
+// A 401 is the caller's, also if there is a newer token: the server has not stated whose that is.
+func TestRefusedRequest(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		g := NewWithT(t)
+		source := &issuer{}
+		all := newTokenTargets(&tokens{issue: source.issue})
+		c := all.open(away("red"))
+		defer c.Close()
+		g.Expect(c.Prepare(t.Context())).To(Succeed())
+		pass(50 * time.Minute)
+		g.Expect(source.issued.Load()).To(BeEquivalentTo(2), "there is a newer one")
+		sent := 0
+		refuse := func(string) int { sent++; return http.StatusUnauthorized }
+		g.Expect(sendTo(t, c, refuse)).To(Equal("Bearer token-1"))
+		g.Expect(sent).To(Equal(1))
+		c.Discard(time.Now().Add(-time.Hour))
+		g.Expect(c.Prepare(t.Context())).To(Succeed())
+		g.Expect(send(t, c)).To(Equal("Bearer token-1"), "what was refused was an earlier one")
+		g.Expect(sendTo(t, c, refuse)).To(Equal("Bearer token-1"))
+		c.Discard(time.Now().Add(time.Nanosecond))
+		g.Expect(send(t, c)).To(Equal("Bearer token-1"), "until the next connect")
+		g.Expect(c.Prepare(t.Context())).To(Succeed())
+		g.Expect(send(t, c)).To(Equal("Bearer token-2"))
+		g.Expect(source.issued.Load()).To(BeEquivalentTo(2))
+		c.Close()
+		g.Expect(c.Prepare(t.Context())).To(MatchError(errClosed))
+		_, err := send(t, c)
+		g.Expect(err).To(MatchError(errClosed))
 	})
 }
 
@@ -198,7 +350,7 @@ func TestAudienceInUse(t *testing.T) {
 	g.Expect(err).To(HaveOccurred())
 	first.Close()
 	first.Close()
-	g.Expect(third.Prepare(t.Context())).To(MatchError(ContainSubstring("still in use for the API server at one")))
+	g.Expect(third.Prepare(t.Context())).To(MatchError(ContainSubstring("still in use for another API server")))
 	second.Close()
 	g.Expect(third.Prepare(t.Context())).To(Succeed())
 	third.Close()
@@ -214,7 +366,7 @@ func TestUsersOfTokens(t *testing.T) {
 	all.use(a, away("red"))
 	all.use(b, away("red"))
 	all.use(a, away("blue"))
-	all.minted(away("red")) // without run: no extension is woken
+	all.renewed(away("red")) // without run: no extension is woken
 	g.Expect(all.extensions[away("red")].UnsortedList()).To(ConsistOf(b))
 	all.forget(b)
 	all.forget(b)

@@ -78,11 +78,12 @@ type ServiceAccountOptions struct {
 	// ServiceAccount. AllowTarget must not do I/O.
 	AllowTarget func(ctx context.Context, object client.Object, serviceAccount types.NamespacedName, target Target) error
 	// AudienceOwner returns the API server that an audience belongs to. It is asked about each
-	// Audience that is not the one of TargetAudience, and must have a table that authors of extensions
-	// cannot change: whoever gives an audience to a server lets the server use its tokens wherever
-	// that audience is accepted. An error means that the audience belongs to none. An audience that
-	// is given to another server is used there once the last connection to the one before has ended;
-	// tokens that the one before got are valid until they expire. AudienceOwner must not do I/O.
+	// Audience that is not the one of TargetAudience, and must have a table that authors of
+	// extensions cannot change: a server that has an audience can use its tokens wherever that
+	// audience is accepted. An error means that the audience belongs to none. An audience that is
+	// given to another server is used there once the last connection of this provider to the one
+	// before has ended; tokens that the one before got are valid until they expire. AudienceOwner
+	// must not do I/O.
 	AudienceOwner func(audience string) (AudienceOwner, error)
 }
 
@@ -114,7 +115,7 @@ func (o serviceAccountTokens) Bind(host cluster.Cluster, kind identity.Kind,
 	case o.Lifetime < minLifetime:
 		return nil, errors.Errorf("Lifetime is %s, less than the TokenRequest API's minimum of %s", o.Lifetime, minLifetime)
 	case o.Target != nil && o.AllowTarget == nil:
-		return nil, errors.New("with Target, anyone who may write an extension could make the host operator connect to any " +
+		return nil, errors.New("with Target, the author of an extension could make the host operator connect to any " +
 			"server, and send it a token that names the ServiceAccount: set AllowTarget, and allow for example only the API " +
 			"servers of a table of your own")
 	case o.Target == nil && (o.AllowTarget != nil || o.AudienceOwner != nil):
@@ -134,12 +135,12 @@ func (o serviceAccountTokens) Bind(host cluster.Cluster, kind identity.Kind,
 	}
 	all := &tokens{issue: issuer.issue, counts: counts, tracer: tracer, turns: semaphore.NewWeighted(requestsAtOnce)}
 	if o.Target != nil {
-		if issuer.host, err = newHostReview(resolver.target); err != nil {
+		if issuer.host, err = newHostReview(host.GetConfig()); err != nil {
 			return nil, err
 		}
 		return &targetResolver{
 			serviceAccountResolver: resolver,
-			targets:                &targets{o.Target, o.AllowTarget, o.AudienceOwner, resolver.target},
+			targets:                &targets{of: o.Target, allow: o.AllowTarget, owner: o.AudienceOwner, host: resolver.target},
 			tokens:                 newTokenTargets(all),
 			review:                 issuer.host,
 		}, nil

@@ -5,17 +5,19 @@ import (
 	"cmp"
 	"context"
 	"crypto/sha256"
-	"crypto/x509"
 	"encoding/hex"
-	"encoding/pem"
 	"net"
 	"net/url"
+	"path"
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
+	"unicode/utf8"
 
 	"github.com/pkg/errors"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/validation"
 	"k8s.io/client-go/rest"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
@@ -31,19 +33,21 @@ type Target struct {
 	Server string
 	// ServerName is the name for which the server has a certificate. Defaults to the host of Server.
 	ServerName string
-	// CAData has the certificate authorities of the server, in PEM. They are required: the
-	// authorities of the system would let each of them issue a certificate to a server that then gets
-	// tokens.
+	// CAData has the certificate authorities of the server, in PEM, 128 KiB at most. They are
+	// required: the authorities of the system would let each of them issue a certificate to a server
+	// that then gets tokens.
 	CAData []byte
-	// Audience of the tokens, the only one. Empty means that of TargetAudience, which no other API
-	// server accepts. An audience of your own needs ServiceAccountOptions.AudienceOwner.
+	// Audience of the tokens, the only one. Empty means that of TargetAudience. An audience of your
+	// own needs ServiceAccountOptions.AudienceOwner.
 	Audience string
-	// Username returns the name by which the server knows a ServiceAccount of the host operator's
-	// cluster. The server must state that name. A name that begins with "system:" is refused: it
-	// would be the name of a user of the server's own cluster.
+	// Username returns the name that the server must state for a ServiceAccount of the host
+	// operator's cluster, such as "hub:system:serviceaccount:shop:deployer". It is required. A name
+	// that begins with "system:" is refused: it would be the name of a user of the server's own
+	// cluster.
 	Username func(serviceAccount types.NamespacedName) string
 	// StatesUID is set if the server states the UID that the ServiceAccount has in the host
-	// operator's cluster. A connection then requires it.
+	// operator's cluster, by claimMappings.uid with
+	// claims['kubernetes.io'].serviceaccount.uid. A connection then requires it.
 	StatesUID bool
 }
 
@@ -53,55 +57,63 @@ type AudienceOwner struct {
 	Server, ServerName string
 	// CAs are the bundles of certificate authorities in PEM that CAData of the Target may be. A bundle
 	// is compared by its public keys. While an authority is replaced, list the old bundle, the new one
-	// and that with both.
+	// and that with both. Without CAs, the audience belongs to no server.
 	CAs [][]byte
 }
 
 // targetPrefix begins every audience that TargetAudience returns.
 const targetPrefix = "latchkey:"
 
-// TargetAudience returns the audience of tokens for a target that has no Audience: by the public
-// keys of its CAData, and the name for which it has a certificate. It stays when a certificate of
-// an authority is renewed with the same key. Only a server with a certificate by these authorities
-// for that name gets such a token.
+// TargetAudience returns the audience of tokens for a target that has no Audience: by its address,
+// the public keys of its CAData, and the name for which it has a certificate. It stays when a
+// certificate of an authority is renewed with the same key, and changes with each authority that
+// is added or removed; the server then lists both audiences, with audienceMatchPolicy MatchAny.
+// Only a server with a certificate by these authorities for that name gets such a token, and only
+// an API server that lists the audience accepts it.
 func TargetAudience(target Target) (string, error) {
-	name := canonicalName(target.ServerName)
-	if name == "" {
-		address, err := addressOf(target.Server)
-		if err != nil {
-			return "", err
-		}
-		name = canonicalName(address.Hostname())
+	address, name, err := placeOf(target)
+	if err != nil {
+		return "", err
 	}
-	return derivedAudience(target.CAData, name)
-}
-
-// derivedAudience is TargetAudience of authorities and a name.
-func derivedAudience(caData []byte, name string) (string, error) {
-	keys, err := publicKeys(caData)
+	keys, err := publicKeys(target.CAData)
 	if err != nil {
 		return "", errors.WithMessage(err, "the certificate authority")
 	}
+	return derivedAudience(address, name, keys), nil
+}
+
+// derivedAudience is TargetAudience of a target's parts.
+func derivedAudience(address *url.URL, name string, keys [][]byte) string {
 	all := sha256.New()
-	for _, part := range append(keys, []byte(name)) {
+	for _, part := range append([][]byte{[]byte(canonicalAddress(address)), []byte(name)}, keys...) {
 		_, _ = all.Write([]byte(strconv.Itoa(len(part)) + "\x00")) // a hash never returns an error
 		_, _ = all.Write(part)
 	}
-	return targetPrefix + hex.EncodeToString(all.Sum(nil)), nil
+	return targetPrefix + hex.EncodeToString(all.Sum(nil))
 }
+
+// placeOf returns where a target is, and the name for which it must have a certificate.
+func placeOf(target Target) (address *url.URL, name string, err error) {
+	if address, err = addressOf(target.Server); err != nil {
+		return nil, "", err
+	}
+	if target.ServerName != "" && !isHost(target.ServerName) {
+		return nil, "", errors.Wrapf(ErrInvalidReference, "the server name %s is no name of a host",
+			untrusted.Quote(target.ServerName))
+	}
+	return address, nameAt(address, target.ServerName), nil
+}
+
+// maxBundle and maxServer are the limits of what is parsed of a Target.
+const maxBundle, maxServer = 128 << 10, 2 << 10
 
 // publicKeys returns the different public keys of a bundle, sorted.
 func publicKeys(bundle []byte) (keys [][]byte, err error) {
-	if err := checkAuthorities(bundle); err != nil {
-		return nil, err
+	if len(bundle) > maxBundle {
+		return nil, errors.Errorf("has more than %d bytes", maxBundle)
 	}
-	for block, rest := pem.Decode(bundle); block != nil; block, rest = pem.Decode(rest) {
-		if block.Type != "CERTIFICATE" {
-			continue
-		}
-		if certificate, err := x509.ParseCertificate(block.Bytes); err == nil { // crypto/x509 also skips the others
-			keys = append(keys, certificate.RawSubjectPublicKeyInfo)
-		}
+	if keys, err = authorityKeys(bundle); err != nil {
+		return nil, err
 	}
 	slices.SortFunc(keys, bytes.Compare)
 	return slices.CompactFunc(keys, bytes.Equal), nil
@@ -113,6 +125,25 @@ func canonicalName(host string) string {
 		return address.String()
 	}
 	return strings.TrimSuffix(strings.ToLower(host), ".")
+}
+
+// isHost reports whether text is an address or a name of a host, in ASCII.
+func isHost(text string) bool {
+	if net.ParseIP(strings.Trim(text, "[]")) != nil {
+		return true
+	}
+	ascii := !strings.ContainsFunc(text, func(r rune) bool { return r >= utf8.RuneSelf })
+	return ascii && len(validation.IsDNS1123Subdomain(canonicalName(text))) == 0
+}
+
+// canonicalAddress is the same for addresses that lead to the same API server.
+func canonicalAddress(address *url.URL) string {
+	port, err := strconv.Atoi(cmp.Or(address.Port(), "443"))
+	if err != nil {
+		return address.String()
+	}
+	return "https://" + net.JoinHostPort(canonicalName(address.Hostname()), strconv.Itoa(port)) +
+		strings.TrimRight(address.Path, "/")
 }
 
 // nameAt returns the name for which the server at an address must have a certificate.
@@ -129,13 +160,43 @@ type targets struct {
 	allow func(context.Context, client.Object, types.NamespacedName, Target) error
 	owner func(audience string) (AudienceOwner, error)
 	host  *rest.Config // the API server that issues the tokens
+
+	mu    sync.Mutex
+	known map[[sha256.Size]byte][][]byte // guarded by mu; public keys of bundles
+}
+
+// maxKnown is how many bundles are remembered.
+const maxKnown = 1000
+
+// keysOf is publicKeys, which it calls once for each bundle: targets are looked at with every
+// reconcile and every call for an object.
+func (t *targets) keysOf(bundle []byte) (keys [][]byte, err error) {
+	digest := sha256.Sum256(bundle)
+	t.mu.Lock()
+	keys, found := t.known[digest]
+	t.mu.Unlock()
+	if found {
+		return keys, nil
+	}
+	if keys, err = publicKeys(bundle); err != nil {
+		return nil, err
+	}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.known == nil || len(t.known) >= maxKnown {
+		t.known = map[[sha256.Size]byte][][]byte{}
+	}
+	t.known[digest] = keys
+	return keys, nil
 }
 
 // foreign is a target that has been checked.
 type foreign struct {
 	Target
 	reach    *rest.Config
+	address  *url.URL
 	name     string // for which the server must have a certificate
+	keys     [][]byte
 	username string // that the server must state
 	owned    bool   // the audience is one of the operator's own, and not derived
 }
@@ -149,7 +210,7 @@ func (f *foreign) key() string {
 }
 
 // owner names whom an audience belongs to.
-func (f *foreign) owner() string { return f.reach.Host + " as " + f.name }
+func (f *foreign) owner() string { return canonicalAddress(f.address) + " as " + f.name }
 
 // named returns the target of an object, checked as far as the object and the host operator's
 // function determine it.
@@ -163,7 +224,7 @@ func (t *targets) named(object client.Object, account types.NamespacedName) (*fo
 
 // check returns the target for a ServiceAccount, or why it can be none.
 func (t *targets) check(target Target, account types.NamespacedName) (*foreign, error) {
-	address, err := addressOf(target.Server)
+	address, name, err := placeOf(target)
 	if err != nil {
 		return nil, err
 	}
@@ -172,16 +233,22 @@ func (t *targets) check(target Target, account types.NamespacedName) (*foreign, 
 			why)
 	}
 	if len(target.CAData) == 0 {
-		return nil, refused("the API server has no certificate authority (CAData), so others could get a certificate for it")
+		return nil, refused("the API server has no certificate authority, so others could get a certificate for it")
+	}
+	keys, err := t.keysOf(target.CAData)
+	if err != nil {
+		return nil, errors.Wrapf(&classifiedError{kind: ErrInvalidReference, cause: err},
+			"the certificate authority of the API server %s", untrusted.Quote(address.Host))
 	}
 	target.ServerName = canonicalName(target.ServerName)
-	name := nameAt(address, target.ServerName)
-	derived, err := derivedAudience(target.CAData, name)
-	if err != nil {
-		return nil, errors.Wrapf(&classifiedError{kind: ErrInvalidReference, cause: err}, "the API server %s",
-			untrusted.Quote(address.Host))
+	derived := derivedAudience(address, name, keys)
+	f := &foreign{
+		Target:  target,
+		address: address,
+		name:    name,
+		keys:    keys,
+		owned:   target.Audience != "" && target.Audience != derived,
 	}
-	f := &foreign{Target: target, name: name, owned: target.Audience != "" && target.Audience != derived}
 	if f.Audience == "" {
 		f.Audience = derived
 	}
@@ -197,12 +264,11 @@ func (t *targets) check(target Target, account types.NamespacedName) (*foreign, 
 	if target.Username != nil {
 		f.username = target.Username(account)
 	}
-	host, hostErr := addressOf(t.host.Host)
 	switch {
-	case hostErr == nil && sameAddress(host, address):
-		return nil, refused("it is the API server that issues the tokens: use ServiceAccountTokens without Target for it")
+	case t.isHost(f):
+		return nil, refused("it is the API server that issues the tokens, which is no remote one")
 	case f.username == "":
-		return nil, refused("Target.Username says no name that the API server must state")
+		return nil, refused("the host operator says no name that the API server must state")
 	case strings.HasPrefix(f.username, "system:"):
 		return nil, refused("the expected name " + untrusted.Quote(f.username) + " begins with system:, so it is that of " +
 			"a user of the API server's own cluster: let the API server add a prefix to names of this cluster")
@@ -212,6 +278,21 @@ func (t *targets) check(target Target, account types.NamespacedName) (*foreign, 
 		return nil, refused("the audience " + untrusted.Quote(f.Audience) + " is derived from other authorities")
 	}
 	return f, nil
+}
+
+// isHost reports whether the target certainly is the API server that issues the tokens: by its
+// address, or by its name and authorities.
+func (t *targets) isHost(f *foreign) bool {
+	address, err := addressOf(t.host.Host)
+	if err != nil {
+		return false
+	}
+	if canonicalAddress(address) == canonicalAddress(f.address) {
+		return true
+	}
+	keys, err := t.keysOf(t.host.CAData)
+	return err == nil && slices.EqualFunc(keys, f.keys, bytes.Equal) && nameAt(address, t.host.ServerName) == f.name &&
+		strings.TrimRight(address.Path, "/") == strings.TrimRight(f.address.Path, "/")
 }
 
 // allowed returns an ErrNotAllowed if the object may not use the target.
@@ -224,7 +305,7 @@ func (t *targets) allowed(ctx context.Context, object client.Object, account typ
 		return nil
 	}
 	return errors.Wrapf(&classifiedError{kind: ErrNotAllowed, cause: refused}, "acting as serviceaccount %s at %s",
-		account, f.reach.Host)
+		account, untrusted.Quote(f.address.Host))
 }
 
 // checkOwner returns an error unless the audience belongs to the target by the operator's own
@@ -242,16 +323,11 @@ func (t *targets) checkOwner(f *foreign) error {
 	if err != nil {
 		return errors.WithMessagef(err, "the owner of the audience %s", untrusted.Quote(f.Audience))
 	}
-	own, err := addressOf(f.Server)
-	if err != nil || !sameAddress(own, address) || nameAt(address, owner.ServerName) != f.name {
+	if canonicalAddress(address) != canonicalAddress(f.address) || nameAt(address, owner.ServerName) != f.name {
 		return errors.Errorf("the audience %s belongs to another API server", untrusted.Quote(f.Audience))
 	}
-	keys, err := publicKeys(f.CAData)
-	if err != nil {
-		return err
-	}
 	for _, bundle := range owner.CAs {
-		if of, err := publicKeys(bundle); err == nil && slices.EqualFunc(of, keys, bytes.Equal) {
+		if of, err := t.keysOf(bundle); err == nil && slices.EqualFunc(of, f.keys, bytes.Equal) {
 			return nil
 		}
 	}
@@ -261,20 +337,32 @@ func (t *targets) checkOwner(f *foreign) error {
 
 // addressOf parses the address of an API server.
 func addressOf(server string) (*url.URL, error) {
+	if len(server) > maxServer {
+		return nil, errors.Wrapf(ErrInvalidReference, "the API server's address has more than %d bytes", maxServer)
+	}
 	address, err := url.Parse(server)
-	switch {
-	case err != nil, address.Hostname() == "":
+	if err != nil || !isHost(address.Hostname()) {
 		return nil, errors.Wrapf(ErrInvalidReference, "the API server's address %s cannot be parsed",
 			untrusted.Quote(withoutUserinfo(server)))
-	case address.User != nil, address.RawQuery != "", address.ForceQuery, address.Fragment != "":
+	}
+	host := untrusted.Quote(address.Host)
+	port, portErr := strconv.Atoi(cmp.Or(address.Port(), "443"))
+	switch {
+	case address.User != nil, address.RawQuery != "", address.ForceQuery, address.Fragment != "", portErr != nil,
+		port < 1, port > 65535, !isPlain(address.Path):
 		return nil, errors.Wrapf(ErrInvalidReference,
-			"the API server's address at %s must be https:// with a host, and maybe a port and a path", address.Host)
+			"the API server's address at %s must be https:// with a host, and maybe a port and a path", host)
 	case address.Scheme != "https":
 		return nil, errors.Wrapf(ErrInvalidReference,
-			"the API server's address at %s begins with %s, and tokens are sent over https:// only", address.Host,
+			"the API server's address at %s begins with %s, and tokens are sent over https:// only", host,
 			untrusted.Quote(address.Scheme))
 	}
 	return address, nil
+}
+
+// isPlain reports whether a path of an address leads where it seems to.
+func isPlain(of string) bool {
+	return of == "" || of == "/" || path.Clean(of) == strings.TrimSuffix(of, "/")
 }
 
 // withoutUserinfo returns text without what may be a password in an address.
@@ -283,18 +371,6 @@ func withoutUserinfo(text string) string {
 		return "[redacted]" + text[at:]
 	}
 	return text
-}
-
-// sameAddress reports whether both addresses certainly lead to the same API server.
-func sameAddress(a, b *url.URL) bool {
-	port := func(of *url.URL) string {
-		if of.Port() == "" {
-			return "443"
-		}
-		return of.Port()
-	}
-	return canonicalName(a.Hostname()) == canonicalName(b.Hostname()) && port(a) == port(b) &&
-		strings.TrimRight(a.Path, "/") == strings.TrimRight(b.Path, "/")
 }
 
 // resolve adds to a Resolution what the target determines.

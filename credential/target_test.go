@@ -1,6 +1,7 @@
 package credential
 
 import (
+	"cmp"
 	"context"
 	"strings"
 	"testing"
@@ -9,6 +10,7 @@ import (
 	. "github.com/onsi/gomega"
 	"github.com/pkg/errors"
 	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/rest"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -31,29 +33,39 @@ func TestTargetAudience(t *testing.T) {
 	first, second := authority(t), authority(t)
 	both := append(append([]byte(nil), first...), second...)
 	reversed := append(append([]byte(nil), second...), first...)
-	audience := func(ca []byte, name string) string {
-		found, err := TargetAudience(Target{CAData: ca, ServerName: name})
+	const server = "https://api.example.com"
+	audience := func(target Target) string {
+		found, err := TargetAudience(target)
 		g.Expect(err).NotTo(HaveOccurred())
 		g.Expect(found).To(MatchRegexp("^latchkey:[0-9a-f]{64}$"))
 		return found
 	}
-	own := audience(first, "api.example.com")
-	g.Expect(audience(append([]byte("a comment\n"), append(first, first...)...), "API.example.com.")).To(Equal(own))
-	g.Expect(audience(both, "api.example.com")).To(Equal(audience(reversed, "api.example.com")))
-	for name, other := range map[string]string{
-		"another authority": audience(second, "api.example.com"),
-		"one more":          audience(both, "api.example.com"),
-		"another name":      audience(first, "api.example.org"),
-		"an address":        audience(first, "192.0.2.1"),
+	own := audience(Target{Server: server, CAData: first})
+	for name, same := range map[string]Target{
+		"as another text":   {Server: "https://API.example.com:0443/", CAData: first},
+		"named":             {Server: server, ServerName: "API.example.com.", CAData: first},
+		"a repeated bundle": {Server: server, CAData: append([]byte("a comment\n"), append(first, first...)...)},
 	} {
-		g.Expect(other).NotTo(Equal(own), name)
+		g.Expect(audience(same)).To(Equal(own), name)
 	}
-	g.Expect(audience(first, "[2001:DB8::1]")).To(Equal(audience(first, "2001:db8:0::1")))
-	unnamed := Target{Server: "https://API.example.com:6443/path", CAData: first}
-	g.Expect(TargetAudience(unnamed)).To(Equal(own), "by the host of the address")
-	unnamed.ServerName = "api.example.org"
-	g.Expect(TargetAudience(unnamed)).NotTo(Equal(own))
-	_, err := TargetAudience(Target{CAData: []byte("nothing"), ServerName: "api.example.com"})
+	const begin = "-----BEGIN CERTIFICATE-----\n"
+	withHeader := []byte(strings.Replace(string(second), begin, begin+"a: b\n\n", 1))
+	g.Expect(audience(Target{Server: server, CAData: append(withHeader, first...)})).To(Equal(own), "TLS skips it, too")
+	for name, other := range map[string]Target{
+		"another authority": {Server: server, CAData: second},
+		"one more":          {Server: server, CAData: both},
+		"another server":    {Server: "https://api.example.org", CAData: first},
+		"another port":      {Server: server + ":6443", CAData: first},
+		"another path":      {Server: server + "/clusters/a", CAData: first},
+		"another name":      {Server: server, ServerName: "api.example.org", CAData: first},
+	} {
+		g.Expect(audience(other)).NotTo(Equal(own), name)
+	}
+	g.Expect(audience(Target{Server: server, CAData: both})).
+		To(Equal(audience(Target{Server: server, CAData: reversed})))
+	g.Expect(audience(Target{Server: "https://[2001:DB8::1]:6443", CAData: first})).
+		To(Equal(audience(Target{Server: "https://[2001:db8:0::1]:6443", CAData: first})))
+	_, err := TargetAudience(Target{Server: server, CAData: []byte("nothing")})
 	g.Expect(err).To(MatchError(ContainSubstring("holds no certificate")))
 	_, err = TargetAudience(Target{CAData: first})
 	g.Expect(err).To(MatchError(ContainSubstring("cannot be parsed")))
@@ -61,8 +73,8 @@ func TestTargetAudience(t *testing.T) {
 
 // Each target that could harm is refused, and the message says why.
 func TestRefusedTargets(t *testing.T) {
-	ca, other := authority(t), authority(t)
-	derived, err := TargetAudience(Target{CAData: other, ServerName: "api.example.com"})
+	ca, other, hostCA := authority(t), authority(t), authority(t)
+	derived, err := TargetAudience(Target{Server: "https://api.example.com", CAData: other})
 	NewWithT(t).Expect(err).NotTo(HaveOccurred())
 	account := types.NamespacedName{Namespace: "team", Name: "red"}
 	at := func(server string) func(*Target) { return func(t *Target) { t.Server = server } }
@@ -72,13 +84,27 @@ func TestRefusedTargets(t *testing.T) {
 		is     error
 		says   string
 	}{
-		"http":         {at("http://api.example.com"), ErrInvalidReference, "over https:// only"},
-		"no scheme":    {at("api.example.com"), ErrInvalidReference, "cannot be parsed"},
-		"a password":   {at("https://a:secret@api.example.com"), ErrInvalidReference, "must be https://"},
-		"a bad one":    {at("https://a:secret@api\x7f"), ErrInvalidReference, "cannot be parsed"},
-		"a query":      {at("https://api.example.com?a=b"), ErrInvalidReference, "must be https://"},
-		"a fragment":   {at("https://api.example.com#a"), ErrInvalidReference, "must be https://"},
-		"the host":     {at("https://HOST.example.com:443/"), ErrNotAllowed, "issues the tokens"},
+		"http":        {at("http://api.example.com"), ErrInvalidReference, "over https:// only"},
+		"no scheme":   {at("api.example.com"), ErrInvalidReference, "cannot be parsed"},
+		"a password":  {at("https://a:secret@api.example.com"), ErrInvalidReference, "must be https://"},
+		"a bad one":   {at("https://a:secret@api\x7f"), ErrInvalidReference, "cannot be parsed"},
+		"a query":     {at("https://api.example.com?a=b"), ErrInvalidReference, "must be https://"},
+		"a fragment":  {at("https://api.example.com#a"), ErrInvalidReference, "must be https://"},
+		"the host":    {at("https://HOST.example.com:443/"), ErrNotAllowed, "issues the tokens"},
+		"a zero more": {at("https://host.example.com:0443"), ErrNotAllowed, "issues the tokens"},
+		"by its name": {func(t *Target) {
+			t.Server, t.ServerName, t.CAData = "https://192.0.2.1", "host.example.com", hostCA
+		}, ErrNotAllowed, "issues the tokens"},
+		"dots":           {at("https://host.example.com/x/.."), ErrInvalidReference, "must be https://"},
+		"slashes":        {at("https://api.example.com//x"), ErrInvalidReference, "must be https://"},
+		"a port":         {at("https://api.example.com:70000"), ErrInvalidReference, "must be https://"},
+		"another letter": {at("https://\u212aube.example.com"), ErrInvalidReference, "cannot be parsed"},
+		"a zone":         {at("https://[fe80::1%25eth0]"), ErrInvalidReference, "cannot be parsed"},
+		"a long one":     {at("https://api.example.com/" + strings.Repeat("a", 3000)), ErrInvalidReference, "2048 bytes"},
+		"a bad name":     {func(t *Target) { t.ServerName = "\u212aube" }, ErrInvalidReference, "no name of a host"},
+		"a long bundle": {func(t *Target) {
+			t.CAData = append(make([]byte, 200<<10), t.CAData...)
+		}, ErrInvalidReference, "131072 bytes"},
 		"no CA":        {func(t *Target) { t.CAData = nil }, ErrNotAllowed, "no certificate authority"},
 		"no CA in it":  {func(t *Target) { t.CAData = []byte("x") }, ErrInvalidReference, "holds no certificate"},
 		"no name":      {func(t *Target) { t.Username = nil }, ErrNotAllowed, "says no name"},
@@ -96,7 +122,7 @@ func TestRefusedTargets(t *testing.T) {
 			tc.change(&target)
 			all := &targets{
 				of:   func(client.Object) (Target, error) { return target, nil },
-				host: &rest.Config{Host: "https://host.example.com"},
+				host: &rest.Config{Host: "https://host.example.com", TLSClientConfig: rest.TLSClientConfig{CAData: hostCA}},
 				allow: func(context.Context, client.Object, types.NamespacedName, Target) error {
 					return nil
 				},
@@ -108,7 +134,46 @@ func TestRefusedTargets(t *testing.T) {
 			g.Expect(err).To(MatchError(tc.is))
 			g.Expect(err).To(MatchError(ContainSubstring(tc.says)))
 			g.Expect(err.Error()).NotTo(ContainSubstring("secret"))
+			g.Expect(len(err.Error())).To(BeNumerically("<", 500))
 		})
+	}
+}
+
+// AllowTarget decides, also about a target that the operator's table has.
+func TestAllowTarget(t *testing.T) {
+	g := NewWithT(t)
+	account := types.NamespacedName{Namespace: "team", Name: "red"}
+	target := Target{Server: "https://api.example.com", CAData: authority(t), Username: prefixed}
+	object := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: "it"}}
+	for _, audience := range []string{"", "a"} {
+		named := target
+		named.Audience = audience
+		var asked []Target
+		all := &targets{
+			of:   func(client.Object) (Target, error) { return named, nil },
+			host: &rest.Config{Host: "https://host.example.com"},
+			allow: func(_ context.Context, of client.Object, by types.NamespacedName, at Target) error {
+				g.Expect(of).To(BeIdenticalTo(object))
+				g.Expect(by).To(Equal(account))
+				asked = append(asked, at)
+				return errors.New("not there")
+			},
+			owner: func(string) (AudienceOwner, error) {
+				return AudienceOwner{Server: target.Server, CAs: [][]byte{target.CAData}}, nil
+			},
+		}
+		found, err := all.named(object, account)
+		g.Expect(err).NotTo(HaveOccurred())
+		err = all.allowed(t.Context(), object, account, found)
+		g.Expect(err).To(MatchError(ErrNotAllowed))
+		g.Expect(err).To(MatchError(ContainSubstring("not there")))
+		derived, err := TargetAudience(target)
+		g.Expect(err).NotTo(HaveOccurred())
+		g.Expect(asked).To(HaveLen(1))
+		g.Expect(asked[0].Audience).To(Equal(cmp.Or(audience, derived)))
+		all.of = func(client.Object) (Target, error) { return named, errors.New("no idea") }
+		_, err = all.named(object, account)
+		g.Expect(err).To(MatchError(ErrInvalidReference))
 	}
 }
 

@@ -3,6 +3,7 @@ package credential
 import (
 	"context"
 
+	"github.com/pkg/errors"
 	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
@@ -32,7 +33,9 @@ func (r *targetResolver) Reference(object client.Object) (identity.Reference, er
 }
 
 func referenceAt(account types.NamespacedName, target *foreign) identity.Reference {
-	return identity.Reference{Name: serviceAccountSource(account) + " at " + target.reach.Host + " " + target.key()}
+	return identity.Reference{
+		Name: serviceAccountSource(account) + " at " + canonicalAddress(target.address) + " " + target.key(),
+	}
 }
 
 // Resolve implements Resolver.
@@ -43,14 +46,20 @@ func (r *targetResolver) Resolve(ctx context.Context, object client.Object) (res
 	}
 	target, targetErr := r.targets.named(object, account)
 	resolved, uid, err := r.account(ctx, object)
-	if targetErr != nil {
-		return resolved, targetErr
+	if targetErr == nil {
+		resolved.Reference = referenceAt(account, target)
+		if err != nil && !errors.Is(err, identity.ErrServiceAccountNotFound) {
+			return resolved, err // the connection may go on
+		}
 	}
-	resolved.Reference = referenceAt(account, target)
+	if err == nil {
+		err = targetErr
+	}
+	if err == nil {
+		err = r.targets.allowed(ctx, object, account, target)
+	}
 	if err != nil {
-		return resolved, err
-	}
-	if err := r.targets.allowed(ctx, object, account, target); err != nil {
+		r.tokens.forget(client.ObjectKeyFromObject(object))
 		return resolved, err
 	}
 	id := tokenID{serviceAccount: account, uid: uid, target: target.server(), audience: target.Audience}

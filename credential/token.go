@@ -50,7 +50,6 @@ type tokenID struct {
 // issuedToken is a token as the API server issued it. An issuedToken never changes.
 type issuedToken struct {
 	value       secret
-	serial      int64         // of the tokens of one tokenID, from 1
 	requestedAt time.Time     // by the local clock
 	life        time.Duration // zero if the expiry is unknown
 	renew       time.Duration // age at which to request a newer token
@@ -82,7 +81,9 @@ type tokens struct {
 	turns  *semaphore.Weighted // limits concurrent TokenRequests; nil means no limit
 	counts *metrics.Cache
 	tracer *tracing.Tracer
-	minted func(tokenID) // if not nil, is called after each token that was issued, and must not block
+	// renewed, if not nil, is called after a token took the place of a valid one, and must not block.
+	// Tokens are then renewed by the clock, and not by requests only.
+	renewed func(tokenID)
 
 	mu   sync.Mutex
 	byID map[tokenID]*token // guarded by mu; only tokens with users
@@ -100,13 +101,13 @@ func (t *tokens) acquire(id tokenID) *token {
 	if !ok {
 		ctx, cancel := context.WithCancel(context.Background())
 		shared = &token{
-			id:     id,
-			issue:  t.issueInTurn,
-			minted: t.minted,
-			counts: t.counts,
-			tracer: t.tracer,
-			ctx:    ctx,
-			cancel: cancel,
+			id:      id,
+			issue:   t.issueInTurn,
+			renewed: t.renewed,
+			counts:  t.counts,
+			tracer:  t.tracer,
+			ctx:     ctx,
+			cancel:  cancel,
 		}
 		if t.byID == nil {
 			t.byID = map[tokenID]*token{}
@@ -117,19 +118,15 @@ func (t *tokens) acquire(id tokenID) *token {
 	return shared
 }
 
-// serial returns the serial of the newest token, or that of the first or next one if there is none.
-func (t *tokens) serial(id tokenID) int64 {
+// version returns how often a token took the place of a valid one.
+func (t *tokens) version(id tokenID) int64 {
 	t.mu.Lock()
 	shared := t.byID[id]
 	t.mu.Unlock()
 	if shared == nil {
-		return 1
+		return 0
 	}
-	last := shared.issued.Load()
-	if current := shared.current.Load(); current != nil {
-		return current.serial
-	}
-	return last + 1
+	return shared.version.Load()
 }
 
 // issueInTurn calls issue after it has acquired turns.
@@ -159,18 +156,19 @@ func (t *tokens) close(shared *token) {
 
 // token is the token of one ServiceAccount. A request renews the token when its expiry is near.
 type token struct {
-	id     tokenID
-	issue  func(context.Context, tokenID) (issuedToken, error)
-	minted func(tokenID)
-	counts *metrics.Cache
-	tracer *tracing.Tracer
-	users  int // guarded by tokens.mu
+	id      tokenID
+	issue   func(context.Context, tokenID) (issuedToken, error)
+	renewed func(tokenID)
+	counts  *metrics.Cache
+	tracer  *tracing.Tracer
+	users   int // guarded by tokens.mu
 
 	ctx    context.Context // context of renewals: no single caller can cancel them, only the last user's Close
 	cancel context.CancelFunc
 
 	flight      singleflight.Group
-	issued      atomic.Int64 // serial of the last token
+	version     atomic.Int64 // see tokens.version
+	timer       *time.Timer  // of the next renewal; used by the flight only
 	current     atomic.Pointer[issuedToken]
 	lastFailure atomic.Pointer[failure] // of the last TokenRequest, nil after a success
 }
@@ -277,20 +275,38 @@ func (t *token) renew(ctx context.Context, stale *issuedToken) <-chan singleflig
 		tracing.End(span, resultOf(err), err != nil)
 		t.counts.RequestedToken(resultOf(err))
 		if err != nil {
-			t.lastFailure.Store(afterFailure(t.lastFailure.Load(), err, time.Now(), rand.Float64()))
+			failed := afterFailure(t.lastFailure.Load(), err, time.Now(), rand.Float64())
+			t.lastFailure.Store(failed)
+			t.renewIn(time.Until(failed.retry))
 			return nil, err
 		}
-		fresh.serial = t.issued.Add(1)
 		t.current.Store(&fresh)
 		t.lastFailure.Store(nil)
 		if t.ctx.Err() != nil {
 			t.current.Store(nil) // the last user called Close in the meantime
 		}
-		if t.minted != nil {
-			t.minted(t.id)
+		t.renewIn(fresh.renew)
+		if t.renewed != nil && stale.valid(time.Now()) {
+			t.version.Add(1)
+			t.renewed(t.id)
 		}
 		return &fresh, nil
 	})
+}
+
+// renewIn has the token renewed after a while, also if there is no request.
+func (t *token) renewIn(after time.Duration) {
+	switch {
+	case t.renewed == nil || t.ctx.Err() != nil:
+	case t.timer == nil:
+		t.timer = time.AfterFunc(after, func() {
+			if t.ctx.Err() == nil {
+				t.freshen(time.Now())
+			}
+		})
+	default:
+		t.timer.Reset(after)
+	}
 }
 
 // noTokenError returns the error of a request for which there is no valid token.

@@ -89,7 +89,7 @@ func (i *tokenIssuer) issue(ctx context.Context, id tokenID) (issuedToken, error
 		return issuedToken{},
 			errors.Wrapf(identity.ErrTokenRequestFailed,
 				"the token of serviceaccount %s expires at %s, which has passed by the local clock; check both clocks",
-				id.serviceAccount, answer.Status.ExpirationTimestamp.UTC().Format(time.RFC3339))
+				id.serviceAccount, requestedAt.Add(life).UTC().Format(time.RFC3339))
 	}
 	return issuedToken{
 		value:       newSecret(answer.Status.Token),

@@ -2,6 +2,7 @@ package credential
 
 import (
 	"context"
+	"maps"
 	"strconv"
 	"sync"
 	"sync/atomic"
@@ -41,7 +42,7 @@ func newTokenTargets(all *tokens) *tokenTargets {
 		targets:     map[string]*tokenTarget{},
 		audiences:   map[string]*audienceUse{},
 	}
-	all.minted = t.minted
+	all.renewed = t.renewed
 	return t
 }
 
@@ -76,8 +77,8 @@ func (t *tokenTargets) occupy(p *pinnedToken) error {
 		use = &audienceUse{owner: p.id.owner}
 		t.audiences[p.id.audience] = use
 	case use.owner != p.id.owner:
-		return errors.Wrapf(ErrNotAllowed, "the audience %s is still in use for the API server at %s",
-			untrusted.Quote(p.id.audience), use.owner)
+		return errors.Wrapf(ErrNotAllowed, "the audience %s is still in use for another API server",
+			untrusted.Quote(p.id.audience))
 	}
 	use.users++
 	p.occupies = true
@@ -100,7 +101,7 @@ func (t *tokenTargets) close(p *pinnedToken) {
 	}
 }
 
-// use records that the extension acts with that token, and returns the version of the newest one.
+// use records that the extension acts with that token, and returns its version.
 func (t *tokenTargets) use(extension client.ObjectKey, id tokenID) (version string) {
 	t.mu.Lock()
 	if t.byExtension[extension] != id {
@@ -112,7 +113,7 @@ func (t *tokenTargets) use(extension client.ObjectKey, id tokenID) (version stri
 		t.extensions[id].Insert(extension)
 	}
 	t.mu.Unlock()
-	return strconv.FormatInt(t.all.serial(id), 10)
+	return strconv.FormatInt(t.all.version(id), 10)
 }
 
 func (t *tokenTargets) forget(extension client.ObjectKey) {
@@ -132,7 +133,7 @@ func (t *tokenTargets) forgetLocked(extension client.ObjectKey) {
 	}
 }
 
-// run has extensions woken for each token, until ctx is done.
+// run has extensions woken for each renewed token, until ctx is done.
 func (t *tokenTargets) run(ctx context.Context, wake func(client.ObjectKey)) {
 	t.mu.Lock()
 	t.wake = wake
@@ -143,8 +144,8 @@ func (t *tokenTargets) run(ctx context.Context, wake func(client.ObjectKey)) {
 	t.mu.Unlock()
 }
 
-// minted wakes the extensions that act with the token: there is a newer one.
-func (t *tokenTargets) minted(id tokenID) {
+// renewed wakes the extensions that act with the token: there is a newer one.
+func (t *tokenTargets) renewed(id tokenID) {
 	t.mu.Lock()
 	wake, extensions := t.wake, t.extensions[id].UnsortedList()
 	t.mu.Unlock()
@@ -166,54 +167,96 @@ const (
 
 // tokenTarget is a remote API server that tokens are for. It decides how many tokens are requested
 // in place of those that the server refuses: one as a trial, twice as many with each one that the
-// server accepts, and none for a while if it accepts none. So a server that refuses all, as after a
+// server accepts, and none for a while if it refuses one. So a server that refuses all, as after a
 // restart while the issuer is away, costs a few TokenRequests, and after the signing key was
 // replaced all tokens are new within a few attempts to connect. The rule is that of TCP's slow
-// start.
+// start. A ServiceAccount whose trial failed waits longer each time, so that others have theirs.
 type tokenTarget struct {
 	users int // guarded by tokenTargets.mu
 
-	newest atomic.Int64 // when the newest token that the server has accepted was requested, in nanoseconds
+	trying atomic.Bool // there may be trials
 
 	mu     sync.Mutex
-	began  time.Time     // guarded by mu; a token that was requested since then is a trial
-	ends   time.Time     // guarded by mu; the end of the round
-	wait   time.Duration // guarded by mu; from the beginning of the round to its end
-	window int           // guarded by mu; how many trials may be under way
-	used   int           // guarded by mu; how many are
+	ends   time.Time          // guarded by mu; the end of the round
+	wait   time.Duration      // guarded by mu; from the beginning of the round to its end
+	window int                // guarded by mu; how many trials the round may have
+	used   int                // guarded by mu; how many it has had
+	trials map[tokenID]*trial // guarded by mu; the last of each ServiceAccount, for a while
 }
 
+// trial is a token that was requested in place of one that the server refused.
+type trial struct {
+	at                time.Time // when it was allowed
+	accepted, refused bool
+	failures          int       // refused trials, one after the other
+	until             time.Time // when the next may be
+}
+
+// over reports whether the trial says nothing any more.
+func (t *trial) over(now time.Time) bool { return now.Sub(t.at) > trialMost && !now.Before(t.until) }
+
 // accepted records that the server accepts the token.
-func (t *tokenTarget) accepted(token *issuedToken, now time.Time) {
-	requested, newest := token.requestedAt.UnixNano(), t.newest.Load()
-	if requested <= newest || !t.newest.CompareAndSwap(newest, requested) {
+func (t *tokenTarget) accepted(id tokenID, token *issuedToken, now time.Time) {
+	if !t.trying.Load() {
 		return
 	}
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if !token.requestedAt.Before(t.began) && now.Before(t.ends) {
-		t.window, t.used = min(2*t.window, trialsAtOnce), 0
-		t.wait, t.ends = trialFirst, now.Add(trialFirst)
+	last := t.trials[id]
+	if last == nil || last.accepted || last.refused || token.requestedAt.Before(last.at) || !now.Before(t.ends) {
+		return
+	}
+	last.accepted = true
+	t.window, t.used = min(2*t.window, trialsAtOnce), 0
+	if more := now.Add(trialFirst); more.After(t.ends) {
+		t.ends = more
 	}
 }
 
 // mayReplace reports whether a newer token may be requested in place of one that the server
 // refuses.
-func (t *tokenTarget) mayReplace(refused *issuedToken, now time.Time) bool {
+func (t *tokenTarget) mayReplace(id tokenID, refused *issuedToken, now time.Time) bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if !now.Before(t.ends) {
-		if now.Sub(t.ends) > trialMost {
-			t.wait = 0
-		}
-		t.wait = min(max(2*t.wait, trialFirst), trialMost)
-		t.began, t.ends, t.window, t.used = now, now.Add(t.wait), 1, 0
-	} else if !refused.requestedAt.Before(t.began) {
-		t.window = 1 // a trial has failed
+	last := t.trials[id]
+	if last != nil && last.over(now) {
+		last = nil
 	}
-	if t.used >= t.window {
+	if last != nil && !last.refused && !refused.requestedAt.Before(last.at) {
+		last.refused = true
+		last.until = now.Add(min(trialFirst<<min(last.failures, 10), trialMost))
+		last.failures++
+		t.window, t.used = 1, 1 // none until the end of the round
+	}
+	if !now.Before(t.ends) {
+		t.beginLocked(now)
+	}
+	if t.used >= t.window || refused.age(now) < youngToken {
 		return false
 	}
+	next := &trial{at: now}
+	if last != nil {
+		if now.Before(last.until) || now.Sub(last.at) < trialFirst {
+			return false
+		}
+		next.failures = last.failures
+	}
 	t.used++
+	t.trials[id] = next
+	t.trying.Store(true)
 	return true
+}
+
+// beginLocked begins a round of trials.
+func (t *tokenTarget) beginLocked(now time.Time) {
+	if now.Sub(t.ends) > trialMost {
+		t.wait = 0
+	}
+	t.wait = min(max(2*t.wait, trialFirst), trialMost)
+	t.ends, t.window, t.used = now.Add(t.wait), 1, 0
+	if t.trials == nil {
+		t.trials = map[tokenID]*trial{}
+	}
+	maps.DeleteFunc(t.trials, func(_ tokenID, last *trial) bool { return last.over(now) })
+	t.trying.Store(len(t.trials) > 0)
 }

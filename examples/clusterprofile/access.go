@@ -3,6 +3,7 @@ package clusterprofile
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"strings"
 
@@ -23,11 +24,13 @@ type Options struct {
 	// ServiceAccount is who acts at the clusters, of the namespace of the ClusterProfile. Defaults to
 	// "fleet".
 	ServiceAccount string
-	// UsernamePrefix is what the API servers put before the names of this cluster's ServiceAccounts.
-	// Defaults to "hub:".
+	// UsernamePrefix is what the API servers put before the names of this cluster's
+	// ServiceAccounts, by claimMappings of their authentication configuration. Defaults to "hub:".
+	// They must also map the UID.
 	UsernamePrefix string
-	// Allow returns nil if tokens may be sent to a server that a ClusterProfile names.
-	Allow func(server string) error
+	// Allow returns nil if tokens may be sent to the API server that a ClusterProfile names. Compare
+	// the whole address with a table of your own: another port or path may be another server.
+	Allow func(credential.Target) error
 	// Secrets returns the Secret with the kubeconfig of a ClusterProfile, false if there is none. It
 	// is the operator's own table.
 	Secrets func(profile client.ObjectKey) (credential.SecretReference, bool)
@@ -39,7 +42,8 @@ func (o *Options) setDefaults() error {
 	o.ServiceAccount = cmp.Or(o.ServiceAccount, "fleet")
 	o.UsernamePrefix = cmp.Or(o.UsernamePrefix, "hub:")
 	if o.Allow == nil {
-		return fmt.Errorf("set Options.Allow: who writes a ClusterProfile must not choose any server")
+		return errors.New("set Options.Allow: without it, the writer of a ClusterProfile could make the operator connect " +
+			"to any server")
 	}
 	if o.Secrets == nil {
 		o.Secrets = func(client.ObjectKey) (credential.SecretReference, bool) { return credential.SecretReference{}, false }
@@ -94,6 +98,10 @@ func (o *Options) target(object client.Object) (credential.Target, error) {
 			continue
 		}
 		cluster := provider.Cluster
+		if len(cluster.CertificateAuthorityData) == 0 {
+			return credential.Target{}, fmt.Errorf("%w: the access provider %q has no certificate-authority-data",
+				credential.ErrNotAllowed, provider.Name)
+		}
 		if cluster.InsecureSkipTLSVerify || cluster.ProxyURL != "" {
 			return credential.Target{}, fmt.Errorf("%w: the access provider %q has insecure-skip-tls-verify or proxy-url, with "+
 				"which no token is sent", credential.ErrNotAllowed, provider.Name)
@@ -115,7 +123,7 @@ func (o *Options) username(account types.NamespacedName) string {
 
 func (o *Options) allowTarget(_ context.Context, _ client.Object, _ types.NamespacedName,
 	target credential.Target) error {
-	return o.Allow(target.Server)
+	return o.Allow(target)
 }
 
 // secret returns the Secret that the operator's table has for the ClusterProfile.

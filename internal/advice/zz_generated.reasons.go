@@ -7,7 +7,7 @@ var reasons = map[string]string{
 	"NotStarted":             "Check the replica that leads. If the reason persists: does the extension exist, does it match WatchFilterValue and Filter, does the manager's cache sync (its own RBAC)?",
 	"InvalidReference":       "Correct the field that the message names.",
 	"ServiceAccountNotFound": "Create it; the connection follows within a second.",
-	"TokenRequestFailed":     "Read the message. Forbidden: grant the host operator the rule that the message names.",
+	"TokenRequestFailed":     "Read the message. Forbidden: grant the host operator the rule that the message names. A token that is not used: another audience, or the clocks.",
 	"InvalidCredential":      "Correct the Secret or the mapper.",
 	"NotAllowed":             "Nothing if this is intended; otherwise name another.",
 	"OperatorForbidden":      "Grant the rule that the message names. The grant is noticed within AccessReviewInterval of the manager's cache, or half a minute for Secrets; then all are connected within seconds.",

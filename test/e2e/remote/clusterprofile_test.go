@@ -29,7 +29,7 @@ import (
 // writers lets a user write the ConfigMap of the example at env.
 func writers(t *testing.T, env *testenv.Env, name, user string) {
 	t.Helper()
-	ns := clusterprofile.ConfigMap.Namespace
+	const ns = clusterprofile.Namespace
 	create(t, env, &rbacv1.Role{
 		ObjectMeta: metav1.ObjectMeta{Namespace: ns, Name: name},
 		Rules: []rbacv1.PolicyRule{{
@@ -105,7 +105,6 @@ func TestClusterProfiles(t *testing.T) {
 		Subjects:   []rbacv1.Subject{{APIGroup: rbacv1.GroupName, Kind: "User", Name: operatorUser}},
 	})
 	fleet := usernameOf(client.ObjectKey{Namespace: ns, Name: "fleet"})
-	writers(t, second, ns, fleet)
 	writers(t, third, ns, "by-secret")
 
 	kinds := runtime.NewScheme()
@@ -116,8 +115,8 @@ func TestClusterProfiles(t *testing.T) {
 	o := startManager(t, kinds, func(mgr manager.Manager, unnamed controller.Options) (clustercache.ClusterCache, error) {
 		return clusterprofile.SetupWithManager(ctx, mgr, clusterprofile.Options{
 			UsernamePrefix: "host:",
-			Allow: func(server string) error {
-				if server != second.Config().Host {
+			Allow: func(target credential.Target) error {
+				if target.Server != second.Config().Host {
 					return errors.New("not in the table")
 				}
 				return nil
@@ -142,11 +141,11 @@ func TestClusterProfiles(t *testing.T) {
 		profile.Status.AccessProviders = providers
 		g.Expect(c.Status().Patch(ctx, profile, client.MergeFrom(before))).To(Succeed())
 	}
-	condition := func(reason, says string) {
+	condition := func(kind, reason, says string) {
 		t.Helper()
 		g.Eventually(func() *metav1.Condition {
 			g.Expect(c.Get(ctx, key, profile)).To(Succeed())
-			return meta.FindStatusCondition(profile.Status.Conditions, clustercache.ConditionConnected)
+			return meta.FindStatusCondition(profile.Status.Conditions, kind)
 		}).WithTimeout(patience).Should(And(HaveField("Reason", reason), HaveField("Message", ContainSubstring(says))))
 	}
 	wrote := func(env *testenv.Env, user string, since time.Time) {
@@ -154,10 +153,10 @@ func TestClusterProfiles(t *testing.T) {
 		g.Eventually(func() []string {
 			names, _ := users(audit(t, env, since))
 			return names
-		}).WithTimeout(patience).Should(ContainElement(user))
+		}).WithTimeout(patience).WithPolling(200 * time.Millisecond).Should(ContainElement(user))
 		g.Eventually(func() (map[string]string, error) {
 			found := &corev1.ConfigMap{}
-			err := env.Admin.Get(ctx, clusterprofile.ConfigMap, found)
+			err := env.Admin.Get(ctx, clusterprofile.ConfigMapOf(key), found)
 			return found.Data, err
 		}).WithTimeout(patience).Should(HaveKeyWithValue("profile", key.String()))
 	}
@@ -171,13 +170,16 @@ func TestClusterProfiles(t *testing.T) {
 	}
 	bySecret := clusterprofile.AccessProvider{Name: "secret", Cluster: byToken.Cluster}
 
-	condition("NotStarted", "no accessProviders yet")
+	condition("Connected", "NotStarted", "no accessProviders yet")
 	provide(plugin)
-	condition("InvalidReference", `add the access provider "serviceaccount-token"`)
-	condition("InvalidReference", "no plugin is run")
+	condition("Connected", "InvalidReference", `add the access provider "serviceaccount-token"`)
+	condition("Connected", "InvalidReference", "no plugin is run")
 	begin := time.Now()
 	provide(plugin, byToken)
-	condition("Connected", "")
+	condition("Written", "Forbidden", "configmaps")
+	condition("Connected", "Connected", "")
+	writers(t, second, ns, fleet)
+	condition("Written", "Applied", "")
 	wrote(second, fleet, begin)
 	first, _ := o.GetConnectionState(ctx, key)
 	g.Expect(first.Identity.Username).To(Equal(fleet))
@@ -199,9 +201,9 @@ func TestClusterProfiles(t *testing.T) {
 	elsewhere := byToken
 	elsewhere.Cluster.Server = third.Config().Host
 	provide(elsewhere)
-	condition("NotAllowed", "not in the table")
+	condition("Connected", "NotAllowed", "not in the table")
 	elsewhere = byToken
 	elsewhere.Cluster.InsecureSkipTLSVerify = true
 	provide(elsewhere)
-	condition("NotAllowed", "insecure-skip-tls-verify")
+	condition("Connected", "NotAllowed", "insecure-skip-tls-verify")
 }

@@ -5,6 +5,7 @@ import (
 	"crypto/ecdsa"
 	"crypto/rand"
 	"crypto/sha256"
+	"crypto/x509"
 	"encoding/base64"
 	"encoding/json"
 	"io"
@@ -45,6 +46,12 @@ type issuer struct {
 	change func(claims)
 	sent   int      // TokenRequests
 	tokens []string // that were issued
+}
+
+// issued has the tokens of all operators.
+var issued struct {
+	mu     sync.Mutex
+	tokens []string
 }
 
 func newIssuer(t *testing.T) *issuer {
@@ -140,7 +147,7 @@ func (i *issuer) modify(resp *http.Response) error {
 	if i.change != nil {
 		changed := claimsOf(request.Status.Token)
 		i.change(changed)
-		if request.Status.Token, err = resigned(request.Status.Token, changed); err != nil {
+		if request.Status.Token, err = resigned(changed); err != nil {
 			return err
 		}
 		request.Status.ExpirationTimestamp = metav1.Unix(int64(changed["exp"].(float64)), 0)
@@ -151,6 +158,9 @@ func (i *issuer) modify(resp *http.Response) error {
 		resp.Header.Del("Content-Length")
 	}
 	i.tokens = append(i.tokens, request.Status.Token)
+	issued.mu.Lock()
+	issued.tokens = append(issued.tokens, request.Status.Token)
+	issued.mu.Unlock()
 	resp.Body = io.NopCloser(bytes.NewReader(content))
 	return nil
 }
@@ -166,17 +176,27 @@ func claimsOf(token string) (c claims) {
 	return c
 }
 
-// resigned returns a token with the claims, by host's own key.
-func resigned(token string, c claims) (string, error) {
+// resigned returns a token with the claims, by the key with which host signs, or will sign after
+// its next start.
+func resigned(c claims) (string, error) {
 	payload, err := json.Marshal(c)
 	if err != nil {
 		return "", err
 	}
-	signed := strings.Split(token, ".")[0] + "." + base64.RawURLEncoding.EncodeToString(payload)
 	key, err := host.SigningKey()
 	if err != nil {
 		return "", err
 	}
+	public, err := x509.MarshalPKIXPublicKey(key.Public())
+	if err != nil {
+		return "", err
+	}
+	id := sha256.Sum256(public)
+	header, err := json.Marshal(map[string]string{"alg": "ES256", "kid": base64.RawURLEncoding.EncodeToString(id[:])})
+	if err != nil {
+		return "", err
+	}
+	signed := base64.RawURLEncoding.EncodeToString(header) + "." + base64.RawURLEncoding.EncodeToString(payload)
 	digest := sha256.Sum256([]byte(signed))
 	r, s, err := ecdsa.Sign(rand.Reader, key, digest[:])
 	if err != nil {

@@ -21,7 +21,9 @@ const tenants = 500
 func TestRestartedWhileHostIsAway(t *testing.T) {
 	g := NewWithT(t)
 	ns := namespace(t)
-	o := startOperator(t, credential.ServiceAccountTokens(tokensFor(always(at(second)))))
+	options := tokensFor(always(at(second)))
+	options.Lifetime = 2 * time.Hour // none is renewed meanwhile
+	o := startOperator(t, credential.ServiceAccountTokens(options))
 	for i := range tenants {
 		name := fmt.Sprintf("tenant-%d", i)
 		g.Expect(host.Admin.Create(t.Context(), serviceAccount(ns, name))).To(Succeed())
@@ -39,7 +41,8 @@ func TestRestartedWhileHostIsAway(t *testing.T) {
 		}
 	}
 	g.Eventually(count(connected)).WithTimeout(patience).Should(Equal(tenants))
-	g.Expect(o.host.requests()).To(Equal(tenants))
+	first := o.host.requests()
+	g.Expect(first).To(BeNumerically("~", tenants, tenants/10))
 
 	g.Expect(host.KillAPIServer(t.Context())).To(Succeed())
 	isAway := true
@@ -56,11 +59,11 @@ func TestRestartedWhileHostIsAway(t *testing.T) {
 	g.Eventually(count(func(s clustercache.ConnectionState) bool {
 		return !connected(s) && s.Reason == clustercache.ReasonUnauthorized
 	})).WithTimeout(patience).Should(BeNumerically(">=", tenants-5))
-	away := o.host.requests() - tenants
+	away := o.host.requests() - first
 	back()
 	g.Eventually(count(connected)).WithTimeout(patience).Should(Equal(tenants))
-	more := o.host.requests() - tenants
+	more := o.host.requests() - first
 	t.Logf("%d TokenRequests for %d tenants that were refused for %s, %d of them while host was away", more, tenants,
 		time.Since(began).Round(time.Second), away)
-	g.Expect(more).To(BeNumerically("<=", 20), "of those that were requested to try, and their repetitions")
+	g.Expect(more).To(BeNumerically("<=", tenants/10), "of those that were requested to try, and their repetitions")
 }

@@ -58,6 +58,9 @@ func TestMain(m *testing.M) {
 	ctrl.SetLogger(logger(3)) // controller-runtime's queues race with what they log beyond that
 	klog.SetLogger(logger(10))
 	code := testenv.Run(m, controlplane.Options{}, &host, prepare)
+	if code == 0 && !testing.Short() {
+		code = checkLogs()
+	}
 	for _, env := range []*testenv.Env{second, third} {
 		if env != nil {
 			_ = env.Stop()
@@ -66,10 +69,29 @@ func TestMain(m *testing.M) {
 	os.Exit(code)
 }
 
+// checkLogs returns 1 if the logs have a token that an operator got.
+func checkLogs() (code int) {
+	text := logs.String()
+	issued.mu.Lock()
+	defer issued.mu.Unlock()
+	if len(issued.tokens) > 0 && !strings.Contains(text, "selfsubjectreviews") {
+		fmt.Fprintln(os.Stderr, "the logs do not have the requests")
+		code = 1
+	}
+	for _, token := range issued.tokens {
+		if strings.Contains(text, token) || strings.Contains(text, strings.Split(token, ".")[1]) {
+			fmt.Fprintln(os.Stderr, "the logs have a token")
+			code = 1
+		}
+	}
+	return code
+}
+
 // prepare lets everyone read the keys of host's issuer, as docs/guide-remote.md says.
 func prepare(ctx context.Context) error {
 	var starting sync.WaitGroup
 	var failed [2]error
+	defer starting.Wait() // TestMain stops them
 	for i, env := range []**testenv.Env{&second, &third} {
 		starting.Go(func() {
 			*env, failed[i] = testenv.Open(ctx, controlplane.Options{AuthenticationConfig: true})
@@ -104,16 +126,20 @@ func prepare(ctx context.Context) error {
 
 // waitTrusted waits until env accepts tokens of host for the audience: it has fetched the keys.
 func waitTrusted(ctx context.Context, env *testenv.Env, audience string) error {
-	last := 0
-	return errors.Wrapf(wait.PollUntilContextTimeout(ctx, 100*time.Millisecond, patience, true,
+	last := "nothing"
+	err := wait.PollUntilContextTimeout(ctx, 100*time.Millisecond, patience, true,
 		func(ctx context.Context) (bool, error) {
 			token, err := tokenFor(ctx, audience)
-			if err != nil {
-				return false, err
+			status := 0
+			if err == nil {
+				status, err = review(ctx, env, token)
 			}
-			last, err = review(ctx, env, token)
-			return err == nil && last == http.StatusCreated, nil
-		}), "waiting until a remote API server accepts tokens, last seen: %d", last)
+			if last = fmt.Sprint(status); err != nil {
+				last = err.Error()
+			}
+			return err == nil && status == http.StatusCreated, nil
+		})
+	return errors.Wrapf(err, "waiting until a remote API server accepts tokens, last seen: %s", last)
 }
 
 // tokenFor returns a token of the operator's ServiceAccount.
@@ -238,8 +264,8 @@ func startOperator(t *testing.T, credentials credential.Provider) *operator {
 			HealthProbe: healthprobe.Options{
 				Interval:         time.Second,
 				IdentityInterval: 5 * time.Second,
-				Timeout:          2 * time.Second,
-				FailureThreshold: 2,
+				Timeout:          10 * time.Second,
+				FailureThreshold: 3,
 			},
 			ConnectBackoff: wait.Backoff{
 				Duration: time.Second,

@@ -36,8 +36,8 @@ func TestActsAtAnotherCluster(t *testing.T) {
 	g.Expect(ids).To(HaveEach(token["jti"]))
 	names, _ = users(audit(t, &host, begin))
 	g.Expect(names).NotTo(ContainElement(ContainSubstring(ns)), "the token is worthless at its own cluster")
-	names, _ = users(audit(t, third, begin))
-	g.Expect(names).NotTo(ContainElement(ContainSubstring(ns)))
+	g.Expect(audit(t, third, begin)).NotTo(ContainElement(Satisfy(isRefused)), "it gets no token")
+	g.Expect(audit(t, second, begin)).NotTo(ContainElement(Satisfy(isRefused)))
 
 	deleted := time.Now()
 	g.Expect(host.Admin.Delete(ctx, account)).To(Succeed())
@@ -48,9 +48,4 @@ func TestActsAtAnotherCluster(t *testing.T) {
 	state = o.waitConnected(t, "remote")
 	g.Expect(state.Identity.UID).To(Equal(again.UID))
 	g.Expect(again.UID).NotTo(Equal(account.UID))
-
-	o.stop()
-	for _, token := range o.host.issued() {
-		g.Expect(logs.String()).NotTo(ContainSubstring(token), "no log has a token")
-	}
 }
