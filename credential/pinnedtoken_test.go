@@ -39,6 +39,37 @@ func sendTo(t *testing.T, c identity.Credential, status func(authorization strin
 	return authorization, err
 }
 
+// attempt sends a request as a connect does, and discards what the server refuses.
+func attempt(t *testing.T, c identity.Credential, status func(authorization string) int) (refused bool) {
+	t.Helper()
+	g := NewWithT(t)
+	g.Expect(c.Prepare(t.Context())).To(Succeed())
+	_, err := sendTo(t, c, func(authorization string) int {
+		code := status(authorization)
+		refused = code == http.StatusUnauthorized
+		return code
+	})
+	g.Expect(err).NotTo(HaveOccurred())
+	if refused {
+		c.Discard(time.Now().Add(time.Nanosecond))
+	}
+	return refused
+}
+
+func accept(string) int { return http.StatusOK }
+func refuse(string) int { return http.StatusUnauthorized }
+
+// newerThan accepts tokens that were issued after the nth.
+func newerThan(n int32) func(authorization string) int {
+	return func(authorization string) int {
+		var serial int32
+		if _, err := fmt.Sscanf(authorization, "Bearer token-%d", &serial); err == nil && serial > n {
+			return http.StatusOK
+		}
+		return http.StatusUnauthorized
+	}
+}
+
 // A renewed token is another version, which its extensions are woken for. The connection goes on
 // with the token that it has, until that expires.
 func TestRenewedTokenIsAnotherVersion(t *testing.T) {
@@ -113,26 +144,15 @@ func TestRefusedByTheWholeTarget(t *testing.T) {
 			defer c.Close()
 			credentials = append(credentials, c)
 		}
-		// probe sends a request of each tenant, and discards tokens as the lifecycle does.
 		probe := func(status func(string) int) (refused int) {
 			for _, c := range credentials {
-				g.Expect(c.Prepare(t.Context())).To(Succeed())
-				code := 0
-				_, err := sendTo(t, c, func(authorization string) int {
-					code = status(authorization)
-					return code
-				})
-				g.Expect(err).NotTo(HaveOccurred())
-				if code == http.StatusUnauthorized {
+				if attempt(t, c, status) {
 					refused++
-					c.Discard(time.Now().Add(time.Nanosecond))
 				}
 			}
 			synctest.Wait()
 			return refused
 		}
-		accept := func(string) int { return http.StatusOK }
-		refuse := func(string) int { return http.StatusUnauthorized }
 		g.Expect(probe(accept)).To(BeZero())
 		g.Expect(source.issued.Load()).To(BeEquivalentTo(500))
 		for range 60 { // 10 minutes
@@ -146,15 +166,7 @@ func TestRefusedByTheWholeTarget(t *testing.T) {
 		g.Expect(source.issued.Load() - 500).To(Equal(trials))
 
 		// The signing key is replaced: the tokens that were issued before do not work any more.
-		newest := source.issued.Load()
-		onlyNewer := func(authorization string) int {
-			var n int32
-			_, _ = fmt.Sscanf(authorization, "Bearer token-%d", &n)
-			if n > newest {
-				return http.StatusOK
-			}
-			return http.StatusUnauthorized
-		}
+		onlyNewer := newerThan(source.issued.Load())
 		var rounds []int
 		for len(rounds) < 100 && !slices.Contains(rounds, 0) {
 			pass(5 * time.Second)
@@ -181,18 +193,13 @@ func TestAcceptedOnce(t *testing.T) {
 		seen := map[string]bool{}
 		for range 120 { // 10 minutes
 			for _, c := range credentials {
-				g.Expect(c.Prepare(t.Context())).To(Succeed())
-				code := 0
-				_, err := sendTo(t, c, func(authorization string) int {
-					if code = http.StatusUnauthorized; !seen[authorization] {
-						seen[authorization], code = true, http.StatusCreated
+				attempt(t, c, func(authorization string) int {
+					if seen[authorization] {
+						return http.StatusUnauthorized
 					}
-					return code
+					seen[authorization] = true
+					return http.StatusCreated
 				})
-				g.Expect(err).NotTo(HaveOccurred())
-				if code == http.StatusUnauthorized {
-					c.Discard(time.Now().Add(time.Nanosecond))
-				}
 			}
 			synctest.Wait()
 			pass(5 * time.Second)
@@ -239,40 +246,20 @@ func TestRefusedBesideOthers(t *testing.T) {
 		for i := range 20 {
 			others = append(others, open(fmt.Sprint(i)))
 		}
-		try := func(c identity.Credential, status func(string) int) (refused bool) {
-			g.Expect(c.Prepare(t.Context())).To(Succeed())
-			_, err := sendTo(t, c, func(authorization string) int {
-				code := status(authorization)
-				refused = code == http.StatusUnauthorized
-				return code
-			})
-			g.Expect(err).NotTo(HaveOccurred())
-			if refused {
-				c.Discard(time.Now().Add(time.Nanosecond))
-				synctest.Wait()
-			}
-			return refused
-		}
-		newest := source.issued.Load()
-		onlyNewer := func(authorization string) int {
-			var n int32
-			_, _ = fmt.Sscanf(authorization, "Bearer token-%d", &n)
-			if n > newest {
-				return http.StatusOK
-			}
-			return http.StatusUnauthorized
-		}
+		onlyNewer := newerThan(source.issued.Load())
 		began := time.Now()
 		for waiting := len(others); waiting > 0; {
 			for range 5 {
 				pass(time.Second)
-				try(bad, func(string) int { return http.StatusUnauthorized })
+				attempt(t, bad, refuse)
+				synctest.Wait()
 			}
 			waiting = 0
 			for _, c := range others {
-				if try(c, onlyNewer) {
+				if attempt(t, c, onlyNewer) {
 					waiting++
 				}
+				synctest.Wait()
 			}
 			g.Expect(time.Since(began)).To(BeNumerically("<", 5*time.Minute), "%d wait", waiting)
 		}
@@ -289,10 +276,7 @@ func TestRefusedAlone(t *testing.T) {
 		c := all.open(away("refused"))
 		defer c.Close()
 		for range 60 {
-			g.Expect(c.Prepare(t.Context())).To(Succeed())
-			_, err := sendTo(t, c, func(string) int { return http.StatusUnauthorized })
-			g.Expect(err).NotTo(HaveOccurred())
-			c.Discard(time.Now().Add(time.Nanosecond))
+			attempt(t, c, refuse)
 			synctest.Wait()
 			pass(10 * time.Second)
 		}

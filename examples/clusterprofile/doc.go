@@ -12,15 +12,16 @@
 // # Usage
 //
 // A ClusterProfile whose status has an access provider of the name [Options].TokenProvider is
-// reached as the ServiceAccount [Options].ServiceAccount of its namespace. docs/guide-remote.md has
-// what that cluster needs, with the prefix [Options].UsernamePrefix. One with an access provider of
-// the name [Options].SecretProvider is reached with the kubeconfig in the Secret that
+// reached as the ServiceAccount [Options].ServiceAccount of its namespace. docs/guide-remote.md
+// has what that cluster needs, with the prefix [Options].UsernamePrefix. One with an access
+// provider of the name [Options].SecretProvider is reached with the kubeconfig in the Secret that
 // [Options].Secrets names; the operator needs list and watch on that Secret. The first access
-// provider that is known counts; a change of it is another connection. For example, with the default
-// options, at the hub and at the cluster of the ClusterProfile fleet/spoke:
+// provider that is known counts; a change of it is another connection. For example, with the
+// default options, at the hub and at the cluster of the ClusterProfile fleet/spoke:
 //
 //	kubectl --context hub create serviceaccount fleet -n fleet
-//	kubectl --context spoke create role fleet -n default --verb=create,patch --resource=configmaps
+//	kubectl --context spoke create role fleet -n default \
+//	  --verb=create,patch --resource=configmaps
 //	kubectl --context spoke create rolebinding fleet -n default --role=fleet \
 //	  --user=hub:system:serviceaccount:fleet:fleet
 //

@@ -119,7 +119,7 @@ func TestShiftedClocks(t *testing.T) {
 		{"ahead-11m", 11 * time.Minute, clustercache.ReasonTokenRequestFailed, "it is valid only in 1"},
 		{"behind-30s", -30 * time.Second, "", ""},
 		{"behind-90s", -90 * time.Second, "", ""},
-		{"behind-11m", -11 * time.Minute, clustercache.ReasonTokenRequestFailed, "has passed by the local clock"},
+		{"behind-11m", -11 * time.Minute, clustercache.ReasonTokenRequestFailed, "it has expired by the clock of the host"},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			g := NewWithT(t)
