@@ -141,7 +141,7 @@ E2E_2 := ^Test[F-N]
 E2E_3 := ^TestR
 # What measures how long others wait, or keeps all cores busy, runs last and alone.
 ALONE := ^TestOneNeverDelaysAnother$$|^TestStarvedLeader$$
-FIRST := test/e2e/scopedcache test/e2e-1 test/e2e-2 test/e2e-3 test/e2e-4 cmd/latchkey test/e2e/replicas
+FIRST := test/e2e/scopedcache test/e2e/remote test/e2e-1 test/e2e-2 test/e2e-3 test/e2e-4 cmd/latchkey test/e2e/replicas
 
 .PHONY: test
 test: controlplane ## all tests of all modules: unit tests with the race detector, then those that start a control plane without it, four packages at a time; 15 minutes
