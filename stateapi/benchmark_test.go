@@ -188,8 +188,7 @@ func BenchmarkList(b *testing.B) {
 	for i := range 10 {
 		s.connections.set(i, false)
 	}
-	for name, query := range map[string]string{"Whole": "", "Page500": "?limit=500",
-		"Disconnected": "?fieldSelector=status.state%3DDisconnected"} {
+	for name, query := range map[string]string{"Whole": "", "Disconnected": "?fieldSelector=status.state%3DDisconnected"} {
 		b.Run(name, func(b *testing.B) {
 			b.ReportAllocs()
 			size := int64(0)

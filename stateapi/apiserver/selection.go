@@ -40,8 +40,6 @@ func (m *MemoryStore[T, TList]) newSelection(namespace string, options *metav1.L
 	return s, nil
 }
 
-func (s selection[T]) isAll() bool { return s.labels.Empty() && s.fields.Empty() }
-
 func (s selection[T]) hasKey(key string) bool {
 	return s.namespace == "" || strings.HasPrefix(key, s.namespace+"\x00")
 }

@@ -407,36 +407,6 @@ func TestPutWithoutUID(t *testing.T) {
 	g.Expect([]string{string((<-events).Type), string((<-events).Type)}).To(Equal([]string{"DELETED", "ADDED"}))
 }
 
-// Continue tokens of another process are refused, and those from before the history.
-func TestOldContinueToken(t *testing.T) {
-	g := NewWithT(t)
-	s := newStore(storeOptions{History: 1})
-	s.Put(reservation("a", "a", "red"))
-	s.Put(reservation("a", "b", "red"))
-	token := list(t, s, "", metav1.ListOptions{Limit: 1}).Continue
-	s.Remove("a", "b")
-	g.Expect(names(list(t, s, "", metav1.ListOptions{Continue: token}))).To(Equal([]string{"a/b"}))
-	for range 20 {
-		s.Put(reservation("a", "c", "red"))
-		s.Remove("a", "c")
-	}
-	_, err := s.List(in(t, ""), &metav1.ListOptions{Continue: token})
-	g.Expect(apierrors.IsResourceExpired(err)).To(BeTrue(), "%v", err)
-	token = list(t, s, "", metav1.ListOptions{}).Continue
-	g.Expect(token).To(BeEmpty(), "the list has one object")
-	s.Put(reservation("a", "b", "red"))
-	token = list(t, s, "", metav1.ListOptions{Limit: 1}).Continue
-	s.BeginServing()
-	_, err = s.List(in(t, ""), &metav1.ListOptions{Continue: token})
-	g.Expect(apierrors.IsResourceExpired(err)).To(BeTrue(), "%v", err)
-
-	fresh := newStore(storeOptions{})
-	s.Put(reservation("a", "d", "red"))
-	ahead := list(t, s, "", metav1.ListOptions{Limit: 1}).Continue
-	_, err = fresh.List(in(t, ""), &metav1.ListOptions{Continue: ahead})
-	g.Expect(apierrors.IsBadRequest(err)).To(BeTrue(), "%v", err)
-}
-
 // A table of a watch has rows for bookmarks, which no column sees.
 func TestBookmarksOfTables(t *testing.T) {
 	g := NewWithT(t)

@@ -73,8 +73,8 @@ func TestGet(t *testing.T) {
 		`reservations.rooms.example.com "d" not found`))
 }
 
-// A list in pages, while objects come, go and change, has every object that is there all the time,
-// once.
+// A list for which kubectl asks in pages, while objects come, go and change, has every object that
+// is there all the time, once.
 func TestChunks(t *testing.T) {
 	g := NewWithT(t)
 	s := serve(t)
@@ -246,7 +246,7 @@ func TestResume(t *testing.T) {
 	_, err = api.List(t.Context(), metav1.ListOptions{ResourceVersion: ahead})
 	g.Expect(apierrors.IsTimeout(err)).To(BeTrue(), "%v", err)
 	_, err = api.List(t.Context(), metav1.ListOptions{Continue: "garbage", Limit: 2})
-	g.Expect(apierrors.IsBadRequest(err)).To(BeTrue(), "%v", err)
+	g.Expect(apierrors.IsResourceExpired(err)).To(BeTrue(), "%v", err)
 }
 
 // A server that ends ends its watches, and Run returns.
