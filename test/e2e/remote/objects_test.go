@@ -126,6 +126,30 @@ func (o *operator) acts(t *testing.T, namespace, name string) {
 	g.Expect(c.Delete(t.Context(), object)).To(Succeed())
 }
 
+// watches waits until the extension's informer of ConfigMaps has seen an object that the
+// administrator of env creates.
+func (o *operator) watches(t *testing.T, env *testenv.Env, namespace, name, object string) {
+	t.Helper()
+	g := NewWithT(t)
+	reader, err := o.GetReader(t.Context(), key(name))
+	g.Expect(err).NotTo(HaveOccurred())
+	create(t, env, &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: object}})
+	g.Eventually(func() error {
+		return reader.Get(t.Context(), client.ObjectKey{Namespace: namespace, Name: object}, &corev1.ConfigMap{})
+	}).WithTimeout(patience).Should(Succeed())
+}
+
+// watchesOf returns how many watches of ConfigMaps the user began.
+func watchesOf(events []auditv1.Event, user string) int {
+	began := map[types.UID]bool{}
+	for _, event := range events {
+		if event.Verb == "watch" && event.User.Username == user && event.ObjectRef.Resource == "configmaps" {
+			began[event.AuditID] = true
+		}
+	}
+	return len(began)
+}
+
 // audit returns the events that the API server has finished since.
 func audit(t *testing.T, env *testenv.Env, since time.Time) (events []auditv1.Event) {
 	t.Helper()

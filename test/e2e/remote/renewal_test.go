@@ -56,10 +56,14 @@ func TestSigningKeyReplacedWithOverlap(t *testing.T) {
 	begin := time.Now()
 	tenant(t, ns, "overlap")
 	state := o.waitConnected(t, "overlap")
+	o.watches(t, second, ns, "overlap", "before")
 	old := claimsOf(o.host.issued()[0])["jti"]
 	g.Expect(host.UseServiceAccountKey(next)).To(Succeed()) // from now on, tokens are signed with it
 	uses(t, types.NamespacedName{Namespace: ns, Name: "overlap"}, begin, old)
 	o.acts(t, ns, "overlap")
+	o.watches(t, second, ns, "overlap", "after")
+	user := usernameOf(types.NamespacedName{Namespace: ns, Name: "overlap"})
+	g.Expect(watchesOf(audit(t, second, begin), user)).To(Equal(1), "the watch goes on")
 	after, _ := o.GetConnectionState(t.Context(), key("overlap"))
 	g.Expect(after.Epoch).To(Equal(state.Epoch), "the connection goes on")
 	o.stop()

@@ -27,6 +27,9 @@ func TestActsAtAnotherCluster(t *testing.T) {
 	g.Expect(state.Identity.Username).To(Equal(username))
 	g.Expect(state.Identity.UID).To(Equal(account.UID))
 	o.acts(t, ns, "remote")
+	o.watches(t, second, ns, "remote", "first")
+	o.watches(t, second, ns, "remote", "second")
+	g.Expect(watchesOf(audit(t, second, begin), username)).To(Equal(1))
 
 	g.Expect(o.host.issued()).To(HaveLen(1))
 	token := claimsOf(o.host.issued()[0])
