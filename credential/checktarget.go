@@ -9,14 +9,11 @@ import (
 	"net/http"
 	"strconv"
 	"strings"
-	"time"
 
 	"github.com/pkg/errors"
 	authenticationv1 "k8s.io/api/authentication/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	utilnet "k8s.io/apimachinery/pkg/util/net"
-	corev1client "k8s.io/client-go/kubernetes/typed/core/v1"
 	"k8s.io/client-go/rest"
 
 	"github.com/latchkey-dev/latchkey/internal/identity"
@@ -59,24 +56,15 @@ func CheckTarget(ctx context.Context, host *rest.Config, serviceAccount types.Na
 	if !c.add("the target can be one", err) {
 		return c.findings
 	}
-	token, err := c.request(ctx, host)
-	if !c.add("the API server here issues a token for audience "+strconv.Quote(c.found.Audience), err) {
+	what := "the API server here issues a token for audience " + strconv.Quote(c.found.Audience) + ", and refuses it"
+	if c.token, err = c.request(ctx, host); !c.add(what, err) {
 		return c.findings
 	}
-	c.token = token
-	review, err := newHostReview(host)
-	if err == nil {
-		defer review.close()
-		_, err = review.check(ctx, token, tokenID{serviceAccount: serviceAccount, audience: c.found.Audience})
-	}
-	if !c.add("the API server here refuses that token, so it is worthless here", err) {
-		return c.findings
-	}
-	if c.claims, err = claimsOf(token); err != nil {
+	if c.claims, err = claimsOf(c.token); err != nil {
 		c.add("the token can be read", err)
 		return c.findings
 	}
-	if head, err := base64.RawURLEncoding.DecodeString(strings.SplitN(token, ".", 2)[0]); err == nil {
+	if head, err := base64.RawURLEncoding.DecodeString(strings.SplitN(c.token, ".", 2)[0]); err == nil {
 		_ = json.Unmarshal(head, &c.header) // an unknown key is looked for in vain
 	}
 	c.ask(ctx, anonymous)
@@ -93,22 +81,30 @@ func (c *targetCheck) unknown(what, look string) {
 	c.findings = append(c.findings, TargetFinding{What: what, Err: errors.New(look), Unknown: true})
 }
 
+// request requests a token as a connection does: no log has it, and it is worthless here.
 func (c *targetCheck) request(ctx context.Context, host *rest.Config) (string, error) {
-	config := rest.CopyConfig(host)
-	core, err := corev1client.NewForConfig(config)
+	client, err := rest.HTTPClientFor(host)
 	if err != nil {
 		return "", err
 	}
-	seconds := int64(minLifetime / time.Second)
-	request, err := core.ServiceAccounts(c.account.Namespace).CreateToken(ctx, c.account.Name,
-		&authenticationv1.TokenRequest{Spec: authenticationv1.TokenRequestSpec{
-			Audiences:         []string{c.found.Audience},
-			ExpirationSeconds: &seconds,
-		}}, metav1.CreateOptions{})
+	defer utilnet.CloseIdleConnectionsFor(client.Transport)
+	issuer, err := newTokenIssuerAt(host, client, nil, minLifetime)
 	if err != nil {
 		return "", err
 	}
-	return request.Status.Token, nil
+	if issuer.host, err = newHostReview(host); err != nil {
+		return "", err
+	}
+	defer issuer.host.close()
+	issued, err := issuer.issue(ctx, tokenID{
+		serviceAccount: c.account,
+		target:         c.found.server(),
+		audience:       c.found.Audience,
+	})
+	if err != nil {
+		return "", err
+	}
+	return issued.value(), nil
 }
 
 // ask asks the target who has the token.
@@ -130,7 +126,7 @@ func (c *targetCheck) ask(ctx context.Context, anonymous *rest.Config) {
 	req.Header.Set("Accept", "application/json")
 	resp, err := client.Do(req)
 	if err != nil {
-		err = errors.New(newSecret(c.token).redact(untrusted.Shorten(err.Error())))
+		err = errors.New(untrusted.Shorten(newSecret(c.token).redact(err.Error())))
 	}
 	if !c.add("the target answers, with a certificate of its authority", err) {
 		return

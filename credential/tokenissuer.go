@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"math/rand/v2"
+	"net/http"
 	"time"
 
 	"github.com/pkg/errors"
@@ -28,11 +29,18 @@ type tokenIssuer struct {
 }
 
 func newTokenIssuer(host cluster.Cluster, audiences []string, lifetime time.Duration) (*tokenIssuer, error) {
-	config := rest.CopyConfig(host.GetConfig())
+	return newTokenIssuerAt(host.GetConfig(), host.GetHTTPClient(), audiences, lifetime)
+}
+
+// newTokenIssuerAt is newTokenIssuer for the API server of a config, with a client that has its
+// credential.
+func newTokenIssuerAt(host *rest.Config, client *http.Client, audiences []string, lifetime time.Duration) (*tokenIssuer,
+	error) {
+	config := rest.CopyConfig(host)
 	// The semaphore tokens.turns limits TokenRequests. The host operator's own rate limit must not
 	// make tenants wait for each other.
 	config.RateLimiter, config.QPS = nil, -1
-	core, err := corev1client.NewForConfigAndClient(config, host.GetHTTPClient())
+	core, err := corev1client.NewForConfigAndClient(config, client)
 	if err != nil {
 		return nil, errors.Wrap(err, "preparing TokenRequests")
 	}
