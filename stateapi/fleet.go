@@ -176,7 +176,7 @@ func (s *StateAPI) setUpFleet() error {
 	if err != nil {
 		return err
 	}
-	f.merged.get = f.peers.Get
+	f.merged.get, f.merged.catchUp = f.peers.Get, f.peers.CatchUp
 	s.fleet = f
 	s.states, s.scopes = s.newStores(s.refresh, s.refreshAndCount, s.countObjects, bookmarkInterval)
 	return nil

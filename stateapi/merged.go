@@ -7,6 +7,7 @@ import (
 	"sync"
 	"time"
 
+	"golang.org/x/sync/errgroup"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -33,8 +34,11 @@ type merged struct {
 	own    func(*v1alpha1.Connection) // fills in what changes all the time, of this replica's own
 	ownGet func(*v1alpha1.Connection)
 	get    func(ctx context.Context, replica, resource, namespace, name string, into runtime.Object) error
-	states *connectionStore
-	scopes *scopeStore
+	// catchUp waits until what was heard of a replica includes what it had when catchUp was called.
+	catchUp func(ctx context.Context, replica string) error
+	current *current
+	states  *connectionStore
+	scopes  *scopeStore
 
 	mu   sync.Mutex
 	view *merge.View[*v1alpha1.Connection] // guarded by mu
@@ -81,6 +85,7 @@ func newMerged(s *StateAPI, self string) *merged {
 		metAt:       map[string]time.Time{},
 		begun:       make(chan struct{}),
 	}
+	m.current = newCurrent(m.catchUpAll)
 	m.states, m.scopes = s.newStores(m.refresh, nil, s.countObjects, 0)
 	return m
 }
@@ -358,18 +363,52 @@ func (m *merged) refresh(c *v1alpha1.Connection) {
 	c.Status.Probe.LastTime, c.Status.Probe.LastSuccessTime, c.Status.Probe.Failures = nil, nil, 0
 }
 
-// connections returns the store of what is shown.
-func (m *merged) connections() *fleetStore { return &fleetStore{connectionStore: m.states, merged: m} }
+// catchUpAll waits until what was heard of all replicas includes what they had when it was called.
+// It returns false if that is not known of one. One that was listed and is not heard any more is
+// not waited for: it is shown as silent.
+func (m *merged) catchUpAll(ctx context.Context) bool {
+	m.mu.Lock()
+	all := true
+	var asked []string
+	for _, replica := range slices.Compact(slices.Sorted(slices.Values(append(m.view.Replicas(), m.members...)))) {
+		switch _, heard := m.view.HeardAt(replica); {
+		case replica == m.self:
+		case heard, len(m.listed[replica]) == 0:
+			asked = append(asked, replica)
+		default:
+			all = false
+		}
+	}
+	m.mu.Unlock()
+	var asking errgroup.Group
+	for _, replica := range asked {
+		asking.Go(func() error { return m.catchUp(ctx, replica) })
+	}
+	return asking.Wait() == nil && all
+}
+
+// connections returns the store of the Connections that are shown.
+func (m *merged) connections() *fleetStore {
+	return &fleetStore{
+		currentStore: currentStore[*v1alpha1.Connection, *v1alpha1.ConnectionList]{m.states, m.current},
+		merged:       m,
+	}
+}
+
+// currentScopes returns the store of the Scopes that are shown.
+func (m *merged) currentScopes() *currentStore[*v1alpha1.Scope, *v1alpha1.ScopeList] {
+	return &currentStore[*v1alpha1.Scope, *v1alpha1.ScopeList]{m.scopes, m.current}
+}
 
 // fleetStore asks the replica that has an extension when one is read by itself.
 type fleetStore struct {
-	*connectionStore
+	currentStore[*v1alpha1.Connection, *v1alpha1.ConnectionList]
 	merged *merged
 }
 
 // Get implements apiserver.Getter.
 func (s *fleetStore) Get(ctx apiserver.Context, name string, options *metav1.GetOptions) (*v1alpha1.Connection, error) {
-	c, err := s.connectionStore.Get(ctx, name, options)
+	c, err := s.currentStore.Get(ctx, name, options)
 	switch {
 	case err != nil || c.Status.Replica == "" || c.Status.State == v1alpha1.StateUnknown:
 		return c, err

@@ -119,7 +119,9 @@ func (f *fleet) serve(fleet, holds context.Context, running *sync.WaitGroup, cer
 	errs := make(chan error, 1)
 	ctx := holds
 	life, end := context.WithCancel(context.WithoutCancel(holds))
-	server, err := f.api.newServer(certificates.while(life, f.api.options.Server), f.merged.connections(), f.merged.scopes)
+	f.merged.current.shared()
+	server, err := f.api.newServer(certificates.while(life, f.api.options.Server), f.merged.connections(),
+		f.merged.currentScopes())
 	if err != nil {
 		end()
 		errs <- err
@@ -171,6 +173,7 @@ func (f *fleet) handOver(serving context.Context) {
 	if f.api.publisher == nil || !f.merged.hasPeers() {
 		return
 	}
+	f.merged.current.shared()
 	ctx, cancel := context.WithTimeout(serving, handOverTimeout)
 	defer cancel()
 	tick := time.NewTicker(handOverInterval)

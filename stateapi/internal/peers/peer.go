@@ -58,6 +58,7 @@ type peer struct {
 	member member
 	heard  map[string]*atomic.Int64 // when it said something of a resource last, in nanoseconds since began
 	began  time.Time
+	said   said
 	client atomic.Pointer[rest.RESTClient] // nil while not connected
 	end    context.CancelFunc
 	ended  chan struct{} // closed when it is not followed any more
@@ -300,24 +301,6 @@ func (p *peer) await(ctx context.Context, changed, renewed <-chan struct{}, list
 	}
 }
 
-// Get reads an object at a peer, as it is now. It fails at once for a peer that is not connected.
-func (p *Peers) Get(ctx context.Context, identity, resource, namespace, name string, into runtime.Object) error {
-	p.mu.Lock()
-	known := p.known[identity]
-	p.mu.Unlock()
-	if known == nil || !known.isHeard(time.Now()) {
-		return errors.Errorf("replica %s is not heard", identity)
-	}
-	client := known.client.Load()
-	if client == nil {
-		return errors.Errorf("replica %s is not connected", identity)
-	}
-	ctx, cancel := context.WithTimeout(ctx, getTimeout)
-	defer cancel()
-	return client.Get().NamespaceIfScoped(namespace, namespace != "").Resource(resource).Name(name).Do(ctx).
-		Into(into)
-}
-
 // stream is the store of a Reflector, which passes on what it receives.
 type stream struct {
 	peer     *peer
@@ -364,7 +347,7 @@ func (s *stream) Delete(object any) error {
 }
 
 // Replace implements toolscache.ReflectorStore.
-func (s *stream) Replace(list []any, _ string) error {
+func (s *stream) Replace(list []any, version string) error {
 	objects := make([]runtime.Object, len(list))
 	for i, object := range list {
 		if err := s.check(object); err != nil {
@@ -374,7 +357,7 @@ func (s *stream) Replace(list []any, _ string) error {
 	}
 	s.peer.peers.listener.Replaced(s.peer.member.identity, s.resource, objects)
 	s.listed()
-	s.peer.hear(s.resource)
+	s.UpdateResourceVersion(version)
 	return nil
 }
 
@@ -382,4 +365,7 @@ func (s *stream) Replace(list []any, _ string) error {
 func (*stream) Resync() error { return nil }
 
 // UpdateResourceVersion implements toolscache.ResourceVersionUpdater. A bookmark comes here, too.
-func (s *stream) UpdateResourceVersion(string) { s.peer.hear(s.resource) }
+func (s *stream) UpdateResourceVersion(version string) {
+	s.peer.said.set(s.resource, version)
+	s.peer.hear(s.resource)
+}

@@ -176,7 +176,9 @@ func follow(t *testing.T, p *Peers, identity, address string) (logged func() str
 		lines = append(lines, prefix+args)
 	}, funcr.Options{})
 	ctx, cancel := context.WithCancel(logr.NewContext(context.Background(), logger))
-	p.startPeer(ctx, member{identity: identity, address: netip.MustParseAddrPort(address)})
+	p.mu.Lock()
+	p.known[identity] = p.startPeer(ctx, member{identity: identity, address: netip.MustParseAddrPort(address)})
+	p.mu.Unlock()
 	t.Cleanup(func() {
 		cancel()
 		p.running.Wait()

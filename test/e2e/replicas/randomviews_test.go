@@ -179,7 +179,7 @@ func (f *faultyView) step(random *rand.Rand, later func(undo func())) {
 			}
 		})
 	}
-	switch random.IntN(7) {
+	switch random.IntN(8) {
 	case 0:
 		did("kill")
 		f.kill(r)
@@ -213,6 +213,9 @@ func (f *faultyView) step(random *rand.Rand, later func(undo func())) {
 			ways = append(ways, f.ways[one])
 		}
 		cut(ways...)
+	case 6: // some of the others hear it later than the rest
+		did("lag of")
+		later(f.paths[r].lag())
 	default:
 		did("leave")
 		r.signal(syscall.SIGTERM)
@@ -224,7 +227,7 @@ func (f *faultyView) step(random *rand.Rand, later func(undo func())) {
 // ends, and notes what must not be.
 func (v *viewed) watchByKubectl() *watcher {
 	v.t.Helper()
-	w := &watcher{rows: map[string]v1alpha1.Connection{}, dead: map[string]time.Time{}}
+	w := newWatcher()
 	ctx, cancel := context.WithCancel(context.Background())
 	var running sync.WaitGroup
 	v.t.Cleanup(func() {

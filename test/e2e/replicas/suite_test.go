@@ -8,6 +8,7 @@ import (
 	"flag"
 	"fmt"
 	"io"
+	"math/rand/v2"
 	"net"
 	"net/url"
 	"os"
@@ -379,15 +380,22 @@ func expectNoInterleaving(t *testing.T, prefix string) {
 	NewWithT(t).Expect(returns).To(BeNumerically(">", 0))
 }
 
-// proxy forwards TCP connections to the API server. set cuts them, or lets their data wait.
+// proxy forwards TCP connections to a server. set cuts them, or lets their data wait. lag lets what
+// the server says come late on some of them.
 type proxy struct {
 	listener net.Listener
 	mu       sync.Mutex
-	conns    []net.Conn    // guarded by mu
+	conns    []*proxied    // guarded by mu
 	cut      bool          // guarded by mu; new connections are closed
 	flows    chan struct{} // guarded by mu; closed while data flows
 	running  sync.WaitGroup
 	address  string // of what it leads to
+}
+
+// proxied is a connection through a proxy.
+type proxied struct {
+	client, server net.Conn
+	flows          chan struct{} // guarded by proxy.mu; closed while what the server says flows
 }
 
 // startProxy starts a proxy in front of the API server.
@@ -433,24 +441,30 @@ func (p *proxy) serve() {
 		if p.cut {
 			_, _ = conn.Close(), upstream.Close()
 		} else {
-			p.conns = append(p.conns, conn, upstream)
-			p.running.Go(func() { p.forward(upstream, conn) })
-			p.running.Go(func() { p.forward(conn, upstream) })
+			one := &proxied{client: conn, server: upstream, flows: make(chan struct{})}
+			close(one.flows)
+			p.conns = append(p.conns, one)
+			p.running.Go(func() { p.forward(upstream, conn, func() chan struct{} { return p.flows }) })
+			p.running.Go(func() {
+				p.forward(conn, upstream, func() chan struct{} { return p.flows }, func() chan struct{} { return one.flows })
+			})
 		}
 		p.mu.Unlock()
 	}
 }
 
 // forward copies data while it may flow. What it has read stays there until then.
-func (p *proxy) forward(to, from net.Conn) {
+func (p *proxy) forward(to, from net.Conn, gates ...func() chan struct{}) {
 	defer to.Close()
 	buffer := make([]byte, 32<<10)
 	for {
 		n, err := from.Read(buffer)
-		p.mu.Lock()
-		flows := p.flows
-		p.mu.Unlock()
-		<-flows
+		for _, gate := range gates {
+			p.mu.Lock()
+			flows := gate()
+			p.mu.Unlock()
+			<-flows
+		}
 		if _, writeErr := to.Write(buffer[:n]); err != nil || writeErr != nil {
 			return
 		}
@@ -473,9 +487,44 @@ func (p *proxy) set(cut, flows bool) {
 		}
 	}
 	if cut {
-		for _, conn := range p.conns {
-			_ = conn.Close()
+		for _, one := range p.conns {
+			_, _ = one.client.Close(), one.server.Close()
 		}
 		p.conns = nil
+	}
+}
+
+// longestLag is less than the time after which a replica is not heard.
+const longestLag = 3 * time.Second
+
+// lag holds what the server says on about half of the connections, again and again, until end is
+// called.
+func (p *proxy) lag() (end func()) {
+	done := make(chan struct{})
+	var holding sync.WaitGroup
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for _, one := range p.conns {
+		if rand.IntN(2) == 0 { //nolint:gosec // not a secret
+			continue
+		}
+		holding.Go(func() {
+			for ended := false; !ended; {
+				flows := make(chan struct{})
+				p.mu.Lock()
+				one.flows = flows
+				p.mu.Unlock()
+				select {
+				case <-done:
+					ended = true
+				case <-time.After(longestLag/2 + rand.N(longestLag/2)): //nolint:gosec // not a secret
+				}
+				close(flows)
+			}
+		})
+	}
+	return func() {
+		close(done)
+		holding.Wait()
 	}
 }

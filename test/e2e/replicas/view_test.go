@@ -282,11 +282,15 @@ type watcher struct {
 	dead   map[string]time.Time           // guarded by mu; replicas that cannot say anything, since when
 }
 
+func newWatcher() *watcher {
+	return &watcher{rows: map[string]v1alpha1.Connection{}, dead: map[string]time.Time{}}
+}
+
 // watch starts an informer on the view, that ends with the test.
 func (v *viewed) watch() *watcher {
 	v.t.Helper()
 	g := NewWithT(v.t)
-	w := &watcher{rows: map[string]v1alpha1.Connection{}, dead: map[string]time.Time{}}
+	w := newWatcher()
 	c, err := dynamic.NewForConfig(cp.Config())
 	g.Expect(err).NotTo(HaveOccurred())
 	factory := dynamicinformer.NewDynamicSharedInformerFactory(c, 0)
@@ -466,6 +470,70 @@ func TestView(t *testing.T) {
 	w.deaf(killed, true)
 	v.agrees()
 	g.Expect(v.check(w)).To(BeEmpty())
+}
+
+// reconnect lets all extensions be connected anew, one after the other, until end is called.
+func (v *viewed) reconnect() (end func()) {
+	ctx, cancel := context.WithCancel(v.t.Context())
+	var running sync.WaitGroup
+	running.Go(func() {
+		for n, c := 0, admin(v.t); ctx.Err() == nil; n++ {
+			account := &corev1.ServiceAccount{
+				ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: v.names[n%len(v.names)]},
+			}
+			_ = c.Delete(context.WithoutCancel(ctx), account)
+			_ = c.Create(context.WithoutCancel(ctx), account)
+		}
+	})
+	return func() {
+		cancel()
+		running.Wait()
+	}
+}
+
+// The replica that serves next may hear of what the others do later than the one before has shown
+// it: what is shown still does not go back.
+func TestViewHandedOverByOneThatHearsMore(t *testing.T) {
+	v := newViewed(t, "behind", 60)
+	v.start()
+	v.start()
+	v.start()
+	v.agrees()
+	w := v.watch()
+	lists := newWatcher()
+	ctx, stop := context.WithCancel(t.Context())
+	var asking sync.WaitGroup
+	defer asking.Wait()
+	defer stop()
+	asking.Go(func() {
+		for ctx.Err() == nil {
+			rows, _ := v.rows() // fails while no replica serves
+			for _, row := range rows {
+				lists.see(row)
+			}
+		}
+	})
+	running := slices.Clone(v.replicas)
+	for range 3 {
+		ends := []func(){v.reconnect()}
+		for _, r := range running {
+			ends = append(ends, v.paths[r].lag())
+		}
+		at := slices.IndexFunc(running, func(r *replica) bool { return r.name == v.serves() })
+		NewWithT(t).Expect(at).To(BeNumerically(">=", 0))
+		last := running[at]
+		last.signal(syscall.SIGTERM) // the others take what it has, and one of them takes over
+		running = append(slices.Delete(running, at, at+1), v.start())
+		NewWithT(t).Eventually(last.ended).WithTimeout(patience).Should(BeClosed())
+		NewWithT(t).Eventually(v.serves).WithTimeout(patience).Should(And(Not(BeEmpty()), Not(Equal(last.name))))
+		for _, end := range ends {
+			end()
+		}
+		v.agrees()
+		v.follows(w)
+		NewWithT(t).Expect(v.check(w)).To(BeEmpty())
+		NewWithT(t).Expect(v.check(lists)).To(BeEmpty())
+	}
 }
 
 // Those who may write Leases can lead the replicas somewhere else. What answers there gets no
