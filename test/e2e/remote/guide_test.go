@@ -10,11 +10,38 @@ import (
 	"testing"
 
 	. "github.com/onsi/gomega"
+	"github.com/pkg/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/clientcmd"
 	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
 
 	"github.com/latchkey-dev/latchkey/test/support/testenv"
 )
+
+// removeNamespace removes a namespace with what the guide creates in it, which no controller does
+// here.
+func removeNamespace(ctx context.Context, env *testenv.Env, name string) error {
+	for _, args := range [][]string{
+		{"delete", "serviceaccounts,roles,rolebindings", "--all", "--namespace", name},
+		{"delete", "namespace", name, "--wait=false"},
+	} {
+		if output, err := env.Kubectl(ctx, args...); err != nil {
+			return errors.Wrap(err, output)
+		}
+	}
+	clients, err := kubernetes.NewForConfig(env.Config())
+	if err != nil {
+		return err
+	}
+	namespace, err := clients.CoreV1().Namespaces().Get(ctx, name, metav1.GetOptions{})
+	if err != nil {
+		return err
+	}
+	namespace.Spec.Finalizers = nil
+	_, err = clients.CoreV1().Namespaces().Finalize(ctx, namespace, metav1.UpdateOptions{})
+	return err
+}
 
 // The commands of docs/guide-remote.md, in order: hub is host, and spoke is second.
 func TestGuide(t *testing.T) {
@@ -58,8 +85,7 @@ func TestGuide(t *testing.T) {
 		_, err := host.Kubectl(context.Background(), "delete", "clusterrolebinding", "issuer-documents")
 		g.Expect(err).NotTo(HaveOccurred())
 		for _, env := range []*testenv.Env{&host, second} {
-			_, err := env.Kubectl(context.Background(), "delete", "namespace", "shop", "--wait=false")
-			g.Expect(err).NotTo(HaveOccurred())
+			g.Expect(removeNamespace(context.Background(), env, "shop")).To(Succeed())
 		}
 	})
 	blocks := regexp.MustCompile("(?s)```sh\n(.*?)```").FindAllStringSubmatch(string(page), -1)
