@@ -196,6 +196,32 @@ func TestOthersAreTrusted(t *testing.T) {
 	})
 }
 
+// A connection ends when the authority that verified it is not trusted any more, and there is none
+// until it is again.
+func TestConnectionsFollowTheSecret(t *testing.T) {
+	g := NewWithT(t)
+	p, authority, secrets := fleetWithSecret(t, "fleet")
+	another, err := certs.NewAuthorityFor("another", time.Hour)
+	g.Expect(err).NotTo(HaveOccurred())
+	trusts := func(authority *certs.Authority) {
+		secret, err := secrets.Get(t.Context(), "authority", metav1.GetOptions{})
+		g.Expect(err).NotTo(HaveOccurred())
+		secret.Data["tls.crt"] = authority.PEM()
+		secret.Data["tls.key"], err = authority.KeyPEM()
+		g.Expect(err).NotTo(HaveOccurred())
+		_, err = secrets.Update(t.Context(), secret, metav1.UpdateOptions{})
+		g.Expect(err).NotTo(HaveOccurred())
+	}
+	member := &says{}
+	logged := follow(t, p, "you", memberOfAnyClient(t, p, authority, member).Listener.Addr().String())
+	g.Eventually(member.lists.Load).WithTimeout(patience).Should(BeEquivalentTo(1))
+	trusts(another)
+	g.Eventually(logged).WithTimeout(patience).Should(ContainSubstring("certificate signed by unknown authority"))
+	g.Expect(member.lists.Load()).To(BeEquivalentTo(1))
+	trusts(authority)
+	g.Eventually(member.lists.Load).WithTimeout(patience).Should(BeEquivalentTo(2))
+}
+
 // A peer cannot fill the log: it is cut, and there is one message in a time.
 func TestLogOfAPeer(t *testing.T) {
 	g := NewWithT(t)

@@ -33,6 +33,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	clientset "k8s.io/client-go/kubernetes/fake"
+	corev1client "k8s.io/client-go/kubernetes/typed/core/v1"
 
 	"github.com/latchkey-dev/latchkey/internal/certs"
 	"github.com/latchkey-dev/latchkey/internal/holding"
@@ -47,6 +48,13 @@ var group = schema.GroupVersion{Group: "state.latchkey.dev", Version: "v1alpha1"
 
 // fleetOf returns a replica of a fleet whose authority is made for it, and that authority.
 func fleetOf(t *testing.T, name string) (*Peers, *certs.Authority) {
+	t.Helper()
+	p, authority, _ := fleetWithSecret(t, name)
+	return p, authority
+}
+
+// fleetWithSecret is fleetOf that also returns what writes the Secret of the authority.
+func fleetWithSecret(t *testing.T, name string) (*Peers, *certs.Authority, corev1client.SecretInterface) {
 	t.Helper()
 	g := NewWithT(t)
 	shared, err := certs.NewAuthorityFor("fleet", time.Hour)
@@ -91,7 +99,7 @@ func fleetOf(t *testing.T, name string) (*Peers, *certs.Authority) {
 		known:    map[string]*peer{},
 	}
 	p.leaf = authority.NewLeaf("peer", true, p.options.ServerName("me"))
-	return p, shared
+	return p, shared, client.CoreV1().Secrets("ns")
 }
 
 // heard notes what a Listener hears.
@@ -133,7 +141,7 @@ type stranger struct {
 	requests     []string // guarded by mu
 }
 
-func newStranger(t *testing.T, certificate, key []byte) *stranger {
+func newStranger(t *testing.T, certificate, key []byte, changes ...func(*tls.Config)) *stranger {
 	t.Helper()
 	s := &stranger{}
 	pair, err := tls.X509KeyPair(certificate, key)
@@ -153,6 +161,9 @@ func newStranger(t *testing.T, certificate, key []byte) *stranger {
 			s.certificates += len(raw)
 			return nil
 		},
+	}
+	for _, change := range changes {
+		change(s.TLS)
 	}
 	s.StartTLS()
 	t.Cleanup(s.Close)
@@ -254,6 +265,25 @@ func TestNoTLS(t *testing.T) {
 	g.Expect(hello[0]).To(BeEquivalentTo(22), "a handshake")
 	g.Expect(string(hello)).To(ContainSubstring(p.options.ServerName("you")))
 	g.Expect(string(hello)).NotTo(ContainSubstring(p.options.ServerName(p.options.Identity)))
+}
+
+// What cannot speak TLS 1.3 gets no certificate, not even as a member: with TLS 1.2 a certificate
+// is sent in the clear.
+func TestOldTLS(t *testing.T) {
+	g := NewWithT(t)
+	p, authority := fleetOf(t, "fleet")
+	certificate, key, err := authority.Issue(certs.Request{
+		Hosts:    []string{p.options.ServerName("you")},
+		Peer:     true,
+		ValidFor: time.Hour,
+	})
+	g.Expect(err).NotTo(HaveOccurred())
+	old := newStranger(t, certificate, key, func(c *tls.Config) { c.MaxVersion = tls.VersionTLS12 })
+	logged := follow(t, p, "you", old.Listener.Addr().String())
+	g.Eventually(logged).WithTimeout(patience).Should(ContainSubstring("protocol version"))
+	certificates, requests := old.got()
+	g.Expect(certificates).To(BeZero())
+	g.Expect(requests).To(BeEmpty())
 }
 
 // A member is heard as long as its stream brings something, and is connected anew when it is
