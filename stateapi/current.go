@@ -5,10 +5,10 @@ import (
 	"sync"
 	"time"
 
-	"github.com/pkg/errors"
-	"golang.org/x/sync/semaphore"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
+	"sigs.k8s.io/controller-runtime/pkg/log"
 
 	"github.com/latchkey-dev/latchkey/stateapi/apiserver"
 )
@@ -17,88 +17,128 @@ const (
 	// overlap is for how long after a replica has begun to serve the one before may do so, too: it
 	// hands over, and then its server ends.
 	overlap = handOverTimeout + handOverGrace + 3*time.Second
-	// catchUpTimeout bounds how long a read waits for what the other replicas have.
+	// catchUpTimeout bounds how long it may take to hear what the other replicas have.
 	catchUpTimeout = 2 * silence
-	// catchUpAtMost is for how long after the overlap reads wait, if there is a replica that never
-	// says that it was heard out.
-	catchUpAtMost = 4 * catchUpTimeout
+	// catchUpAtMost is for how long after the overlap reads wait, if some replica is never heard out.
+	catchUpAtMost = 2 * catchUpTimeout
+	// lastReads is for how long reads still wait after their server was told to end.
+	lastReads = 2 * time.Second
 )
 
-// current lets reads wait for what the other replicas have, while one of them may serve, too, or
-// has just done so: it may have shown what this replica has not heard yet, and what is shown never
-// goes back. This is how Kubernetes serves consistent reads from a cache (KEP-2340). Its methods
-// may be called from any goroutine.
+// current lets the reads of a server wait for what the other replicas have, while one of them may
+// serve, too, or has just done so: it may have shown what this replica has not heard yet, and what
+// is shown never goes back. This is how Kubernetes serves consistent reads from a cache (KEP-2340).
+// Its methods may be called from any goroutine.
 type current struct {
 	// catchUp waits until this replica has heard what all others had when it was called. It returns
-	// false if that is not known of one of them.
-	catchUp func(ctx context.Context) bool
-	turn    *semaphore.Weighted // one catches up at a time, for all that wait
+	// an error if that is not known of one of them.
+	catchUp func(ctx context.Context) error
+	wanted  chan struct{} // has one if a read waits
+	ended   chan struct{} // closed when run ends
 
-	mu    sync.Mutex
-	reads reads // guarded by mu
+	mu     sync.Mutex
+	reads  reads         // guarded by mu
+	caught chan struct{} // guarded by mu; closed when the reads that wait now may be answered
 }
 
 // reads says which reads must wait. It decides only.
 type reads struct {
 	wait  bool
 	alone time.Time // when no other replica serves any more
-	last  time.Time // when that which ended last began to catch up
 }
 
-func newCurrent(catchUp func(ctx context.Context) bool) *current {
-	return &current{catchUp: catchUp, turn: semaphore.NewWeighted(1)}
+// newCurrent returns the current of a server that begins: the one before may serve, too.
+func newCurrent(catchUp func(ctx context.Context) error) *current {
+	c := &current{
+		catchUp: catchUp,
+		wanted:  make(chan struct{}, 1),
+		ended:   make(chan struct{}),
+		caught:  make(chan struct{}),
+	}
+	c.shared()
+	return c
 }
 
 // shared says that from now on another replica may serve, for the time of overlap.
 func (r *reads) shared(now time.Time) { *r = reads{wait: true, alone: now.Add(overlap)} }
 
 // mustWait reports whether a read must wait that has come at some time.
-func (r *reads) mustWait(arrived time.Time) bool { return r.wait && r.last.Before(arrived) }
+func (r *reads) mustWait(arrived time.Time) bool {
+	return r.wait && !arrived.After(r.alone.Add(catchUpAtMost))
+}
 
-// caughtUp says that what all had at a time was heard, or what all had that could be asked.
-func (r *reads) caughtUp(begun time.Time, all bool) {
-	r.last = begun
-	if all && begun.After(r.alone) || begun.After(r.alone.Add(catchUpAtMost)) {
+// caughtUp says that what all others had at a time was heard. Once is enough, after the overlap.
+func (r *reads) caughtUp(begun time.Time) {
+	if begun.After(r.alone) {
 		r.wait = false
 	}
 }
 
+// shared says that from now on another replica may serve.
 func (c *current) shared() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.reads.shared(time.Now())
 }
 
-func (c *current) mustWait(arrived time.Time) bool {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	return c.reads.mustWait(arrived)
+// run catches up whenever reads wait, once for all that wait when it begins, until ctx is done. So
+// it goes on when a read gives up.
+func (c *current) run(ctx context.Context) {
+	defer close(c.ended)
+	logged := false
+	for ctx.Err() == nil {
+		select {
+		case <-ctx.Done():
+			return
+		case <-c.wanted:
+		}
+		c.mu.Lock()
+		answers := c.caught
+		c.caught = make(chan struct{})
+		c.mu.Unlock()
+		begun := time.Now()
+		bounded, cancel := context.WithTimeout(ctx, catchUpTimeout)
+		err := c.catchUp(bounded)
+		cancel()
+		if err != nil && !logged && ctx.Err() == nil {
+			logged = true
+			log.FromContext(ctx).Info("What is shown may be older than what another replica has shown: one was not heard out",
+				"reason", err.Error())
+		}
+		if err == nil {
+			c.mu.Lock()
+			c.reads.caughtUp(begun)
+			c.mu.Unlock()
+		}
+		close(answers)
+	}
 }
 
 // await waits until a read that comes now may be answered.
 func (c *current) await(ctx context.Context) error {
-	arrived := time.Now()
-	if !c.mustWait(arrived) {
-		return nil
-	}
-	if err := c.turn.Acquire(ctx, 1); err != nil {
-		return errors.Wrap(err, "waiting for the other replicas")
-	}
-	defer c.turn.Release(1)
-	if !c.mustWait(arrived) { // another read has caught up meanwhile
-		return nil
-	}
-	begun := time.Now()
-	bounded, cancel := context.WithTimeout(ctx, catchUpTimeout)
-	defer cancel()
-	all := c.catchUp(bounded)
-	if err := ctx.Err(); err != nil {
-		return errors.Wrap(err, "waiting for the other replicas")
-	}
 	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.reads.caughtUp(begun, all)
-	return nil
+	wait, caught := c.reads.mustWait(time.Now()), c.caught
+	c.mu.Unlock()
+	if !wait {
+		return nil
+	}
+	select {
+	case c.wanted <- struct{}{}:
+	default:
+	}
+	select {
+	case <-caught:
+		return nil
+	case <-c.ended:
+		select {
+		case <-caught: // at the same time
+			return nil
+		default:
+			return apierrors.NewServiceUnavailable("another replica serves")
+		}
+	case <-ctx.Done():
+		return apierrors.NewTimeoutError("waiting for what the other replicas have", 1)
+	}
 }
 
 // currentStore is a store whose reads are current.

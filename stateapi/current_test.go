@@ -3,12 +3,14 @@ package stateapi
 import (
 	"context"
 	"errors"
+	"maps"
 	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
 
 	. "github.com/onsi/gomega"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/watch"
@@ -16,6 +18,19 @@ import (
 	"github.com/latchkey-dev/latchkey/stateapi/apiserver"
 	"github.com/latchkey-dev/latchkey/stateapi/v1alpha1"
 )
+
+// runCurrent returns a current that runs until the test ends.
+func runCurrent(t *testing.T, catchUp func(ctx context.Context) error) *current {
+	t.Helper()
+	c := newCurrent(catchUp)
+	ctx, end := context.WithCancel(context.Background())
+	go c.run(ctx)
+	t.Cleanup(func() {
+		end()
+		<-c.ended
+	})
+	return c
+}
 
 // What a replica serves that has just taken over, or hands over, has what another one may have
 // shown: each read waits for what the others had when it came.
@@ -39,14 +54,13 @@ func TestReadsWhileAnotherReplicaMayServe(t *testing.T) {
 	m.Replaced("you", connectionsResource, nil)
 	m.Replaced("you", scopesResource, nil)
 	m.Heard("you")
-	ctx, connections, scopes := apiserver.Context{Context: t.Context()}, m.connections(), m.currentScopes()
+	ctx := apiserver.Context{Context: t.Context()}
+	connections, scopes := m.stores(runCurrent(t, m.hearOut))
 	list := func() int {
 		found, err := connections.List(ctx, &metav1.ListOptions{})
 		g.Expect(err).NotTo(HaveOccurred())
 		return len(found.Items)
 	}
-	g.Expect(list()).To(BeZero(), "nothing is shared yet")
-	m.current.shared()
 	g.Expect(list()).To(Equal(1))
 	m.get = func(context.Context, string, string, string, string, runtime.Object) error {
 		return errors.New("not heard")
@@ -78,12 +92,11 @@ func TestReadsCatchUpTogether(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g := NewWithT(t)
 		begun := 0
-		c := newCurrent(func(context.Context) bool {
+		c := runCurrent(t, func(context.Context) error {
 			begun++
 			time.Sleep(time.Second)
-			return true
+			return nil
 		})
-		c.shared()
 		took := func() time.Duration {
 			from := time.Now()
 			g.Expect(c.await(t.Context())).To(Succeed())
@@ -100,76 +113,113 @@ func TestReadsCatchUpTogether(t *testing.T) {
 		reads.Wait()
 		g.Expect(begun).To(Equal(2))
 
-		// One that gives up lets the others go on.
+		// What was begun for one that gives up goes on.
 		ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
 		defer cancel()
-		reads.Go(func() { g.Expect(c.await(ctx)).To(MatchError(context.DeadlineExceeded)) })
+		reads.Go(func() { g.Expect(apierrors.IsTimeout(c.await(ctx))).To(BeTrue()) })
 		reads.Go(func() {
 			time.Sleep(50 * time.Millisecond)
 			g.Expect(took()).To(Equal(1950 * time.Millisecond))
 		})
 		reads.Wait()
+		g.Expect(begun).To(Equal(4))
 	})
 }
 
-// Reads wait until all were heard out once after no other replica served any more; and not for ever
-// for a replica that is not heard out.
-func TestReadsWaitForATime(t *testing.T) {
-	for name, tc := range map[string]struct {
-		all  bool
-		ends time.Duration
-	}{
-		"all are heard out": {true, overlap},
-		"one never is":      {false, overlap + catchUpAtMost},
-	} {
-		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				g := NewWithT(t)
-				begun := 0
-				c := newCurrent(func(ctx context.Context) bool {
-					begun++
-					if !tc.all {
-						<-ctx.Done()
-					}
-					return tc.all
-				})
-				reads := func() int {
-					before := begun
-					g.Expect(c.await(t.Context())).To(Succeed())
-					return begun - before
-				}
-				g.Expect(reads()).To(BeZero())
-				for range 2 {
-					c.shared()
-					from := time.Now()
-					g.Expect(reads()).To(Equal(1))
-					if !tc.all {
-						g.Expect(time.Since(from)).To(Equal(catchUpTimeout))
-					}
-					time.Sleep(time.Until(from.Add(tc.ends)))
-					g.Expect(reads()).To(Equal(1), "at the end of the time, and so too early")
-					time.Sleep(time.Nanosecond)
-					g.Expect(reads()).To(Equal(1))
-					g.Expect(reads()).To(BeZero())
-				}
-			})
+// Reads wait until all were heard out once after no other replica served any more.
+func TestReadsWaitUntilAllWereHeardOut(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		g := NewWithT(t)
+		begun := 0
+		c := runCurrent(t, func(context.Context) error {
+			begun++
+			return nil
 		})
-	}
+		waits := func() bool {
+			before := begun
+			g.Expect(c.await(t.Context())).To(Succeed())
+			synctest.Wait()
+			return begun > before
+		}
+		for range 2 {
+			g.Expect(waits()).To(BeTrue())
+			time.Sleep(overlap)
+			g.Expect(waits()).To(BeTrue(), "at the end of the time, and so too early")
+			time.Sleep(time.Nanosecond)
+			g.Expect(waits()).To(BeTrue())
+			g.Expect(waits()).To(BeFalse())
+			// It hands over.
+			newView().handOver(t.Context(), c)
+		}
+	})
 }
 
-// Replicas that are heard are waited for, and new ones; not those that are silent.
+// One replica that is never heard out delays reads for a time only, also if each of them gives up
+// before.
+func TestReadsDoNotWaitForEver(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		g := NewWithT(t)
+		c := runCurrent(t, func(ctx context.Context) error {
+			<-ctx.Done()
+			return errors.New("replica you is slow")
+		})
+		begun := time.Now()
+		waits := func(patience time.Duration) error {
+			ctx, cancel := context.WithTimeout(t.Context(), patience)
+			defer cancel()
+			return c.await(ctx)
+		}
+		g.Expect(waits(time.Hour)).To(Succeed())
+		g.Expect(time.Since(begun)).To(Equal(catchUpTimeout))
+		failed := 0
+		for waits(time.Second) != nil {
+			failed++
+		}
+		g.Expect(failed).To(BeNumerically(">", 10))
+		g.Expect(time.Since(begun)).To(BeNumerically("<=", overlap+catchUpAtMost+2*time.Second))
+	})
+}
+
+// Reads that wait when their server has ended get an answer: another one serves.
+func TestReadsOfAServerThatEnds(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		g := NewWithT(t)
+		c := newCurrent(func(ctx context.Context) error {
+			<-ctx.Done()
+			return ctx.Err()
+		})
+		ctx, end := context.WithCancel(t.Context())
+		go c.run(ctx)
+		var results [2]chan error
+		for i := range results {
+			results[i] = make(chan error, 1)
+			go func() { results[i] <- c.await(t.Context()) }()
+			synctest.Wait()
+		}
+		g.Expect(results[0]).NotTo(Receive())
+		end()
+		synctest.Wait()
+		g.Expect(results[0]).To(Receive(BeNil()), "with what there is")
+		g.Expect(results[1]).To(Receive(WithTransform(apierrors.IsServiceUnavailable, BeTrue())))
+	})
+}
+
+// Replicas that are heard are heard out, and new ones, all at once; not those that are silent.
 func TestWhoIsHeardOut(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g := NewWithT(t)
 		m := newView().merged
+		answers := map[string]func(ctx context.Context, attempt int) error{}
 		var mu sync.Mutex
-		var asked []string
-		m.catchUp = func(_ context.Context, replica string) error {
+		asked := map[string]int{}
+		m.catchUp = func(ctx context.Context, replica string) error {
 			mu.Lock()
-			defer mu.Unlock()
-			asked = append(asked, replica)
-			if replica == "failing" {
-				return errors.New("it gives no answer")
+			asked[replica]++
+			attempt := asked[replica]
+			mu.Unlock()
+			time.Sleep(time.Second)
+			if answer := answers[replica]; answer != nil {
+				return answer(ctx, attempt)
 			}
 			return nil
 		}
@@ -177,20 +227,54 @@ func TestWhoIsHeardOut(t *testing.T) {
 			m.Replaced(replica, connectionsResource, nil)
 			m.Heard(replica)
 		}
+		hearOut := func() (map[string]int, time.Duration, error) {
+			from := time.Now()
+			clear(asked)
+			err := m.hearOut(t.Context())
+			return maps.Clone(asked), time.Since(from), err
+		}
 		m.tick(time.Now())
-		g.Expect(m.catchUpAll(t.Context())).To(BeTrue())
-		g.Expect(asked).To(BeEmpty())
+		_, _, err := hearOut()
+		g.Expect(err).To(MatchError("the members are not known yet"))
 		heard("silent")
 		time.Sleep(2 * silence)
 		m.tick(time.Now())
-		heard("without a Lease")
+		heard("left")
 		heard("you")
-		m.Members([]string{"new", "you"})
-		g.Expect(m.catchUpAll(t.Context())).To(BeFalse())
-		g.Expect(asked).To(ConsistOf("new", "you", "without a Lease"))
+		m.Members([]string{"new", "half", "you"})
+		m.Replaced("half", connectionsResource, nil) // and not heard, until it has said all
+		who, took, err := hearOut()
+		g.Expect(err).To(MatchError("replica silent is silent"))
+		g.Expect(who).To(Equal(map[string]int{"new": 1, "half": 1, "you": 1, "left": 1}))
+		g.Expect(took).To(Equal(time.Second))
 		m.Gone("silent")
-		g.Expect(m.catchUpAll(t.Context())).To(BeTrue())
-		m.Members([]string{"failing", "new", "you"})
-		g.Expect(m.catchUpAll(t.Context())).To(BeFalse())
+		_, _, err = hearOut()
+		g.Expect(err).NotTo(HaveOccurred())
+
+		// A member that is heard, and fails, is asked until it answers. Others are not.
+		failed := errors.New("connection reset")
+		for _, replica := range []string{"new", "left", "you"} {
+			answers[replica] = func(_ context.Context, attempt int) error {
+				if attempt < 3 {
+					return failed
+				}
+				return nil
+			}
+		}
+		who, _, err = hearOut()
+		g.Expect(err).To(MatchError(failed))
+		g.Expect(who).To(Equal(map[string]int{"new": 1, "half": 1, "you": 3, "left": 1}))
+
+		// One that falls silent is not waited for any longer.
+		clear(answers)
+		m.Gone("left")
+		answers["you"] = func(ctx context.Context, _ int) error {
+			<-ctx.Done()
+			return context.Cause(ctx)
+		}
+		time.AfterFunc(2*silence, func() { m.tick(time.Now()) })
+		_, took, err = hearOut()
+		g.Expect(err).To(MatchError(ContainSubstring("replica you is silent")))
+		g.Expect(took).To(BeNumerically("~", 2*silence, silenceInterval))
 	})
 }

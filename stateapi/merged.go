@@ -7,7 +7,6 @@ import (
 	"sync"
 	"time"
 
-	"golang.org/x/sync/errgroup"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -36,7 +35,6 @@ type merged struct {
 	get    func(ctx context.Context, replica, resource, namespace, name string, into runtime.Object) error
 	// catchUp waits until what was heard of a replica includes what it had when catchUp was called.
 	catchUp func(ctx context.Context, replica string) error
-	current *current
 	states  *connectionStore
 	scopes  *scopeStore
 
@@ -85,7 +83,6 @@ func newMerged(s *StateAPI, self string) *merged {
 		metAt:       map[string]time.Time{},
 		begun:       make(chan struct{}),
 	}
-	m.current = newCurrent(m.catchUpAll)
 	m.states, m.scopes = s.newStores(m.refresh, nil, s.countObjects, 0)
 	return m
 }
@@ -363,41 +360,12 @@ func (m *merged) refresh(c *v1alpha1.Connection) {
 	c.Status.Probe.LastTime, c.Status.Probe.LastSuccessTime, c.Status.Probe.Failures = nil, nil, 0
 }
 
-// catchUpAll waits until what was heard of all replicas includes what they had when it was called.
-// It returns false if that is not known of one. One that was listed and is not heard any more is
-// not waited for: it is shown as silent.
-func (m *merged) catchUpAll(ctx context.Context) bool {
-	m.mu.Lock()
-	all := true
-	var asked []string
-	for _, replica := range slices.Compact(slices.Sorted(slices.Values(append(m.view.Replicas(), m.members...)))) {
-		switch _, heard := m.view.HeardAt(replica); {
-		case replica == m.self:
-		case heard, len(m.listed[replica]) == 0:
-			asked = append(asked, replica)
-		default:
-			all = false
-		}
-	}
-	m.mu.Unlock()
-	var asking errgroup.Group
-	for _, replica := range asked {
-		asking.Go(func() error { return m.catchUp(ctx, replica) })
-	}
-	return asking.Wait() == nil && all
-}
-
-// connections returns the store of the Connections that are shown.
-func (m *merged) connections() *fleetStore {
+// stores returns the stores of what is shown, for a server.
+func (m *merged) stores(current *current) (*fleetStore, *currentStore[*v1alpha1.Scope, *v1alpha1.ScopeList]) {
 	return &fleetStore{
-		currentStore: currentStore[*v1alpha1.Connection, *v1alpha1.ConnectionList]{m.states, m.current},
+		currentStore: currentStore[*v1alpha1.Connection, *v1alpha1.ConnectionList]{m.states, current},
 		merged:       m,
-	}
-}
-
-// currentScopes returns the store of the Scopes that are shown.
-func (m *merged) currentScopes() *currentStore[*v1alpha1.Scope, *v1alpha1.ScopeList] {
-	return &currentStore[*v1alpha1.Scope, *v1alpha1.ScopeList]{m.scopes, m.current}
+	}, &currentStore[*v1alpha1.Scope, *v1alpha1.ScopeList]{m.scopes, current}
 }
 
 // fleetStore asks the replica that has an extension when one is read by itself.
@@ -409,21 +377,29 @@ type fleetStore struct {
 // Get implements apiserver.Getter.
 func (s *fleetStore) Get(ctx apiserver.Context, name string, options *metav1.GetOptions) (*v1alpha1.Connection, error) {
 	c, err := s.currentStore.Get(ctx, name, options)
+	if err == nil {
+		s.merged.ask(ctx, c)
+	}
+	return c, err
+}
+
+// ask fills in what changes all the time, as the replica says it that has the extension. If it does
+// not answer, what it said before stays.
+func (m *merged) ask(ctx context.Context, c *v1alpha1.Connection) {
 	switch {
-	case err != nil || c.Status.Replica == "" || c.Status.State == v1alpha1.StateUnknown:
-		return c, err
-	case c.Status.Replica == s.merged.self:
-		s.merged.ownGet(c)
-		return c, nil
+	case c.Status.Replica == "" || c.Status.State == v1alpha1.StateUnknown:
+		return
+	case c.Status.Replica == m.self:
+		m.ownGet(c)
+		return
 	}
 	fresh := &v1alpha1.Connection{}
-	err = s.merged.get(ctx, c.Status.Replica, connectionsResource, c.Namespace, c.Name, fresh)
-	if _, ok := s.merged.received(fresh, c.Status.Replica); err != nil || !ok || fresh.UID != c.UID {
-		s.merged.refresh(c)
-		return c, nil //nolint:nilerr // what it said before is shown
+	err := m.get(ctx, c.Status.Replica, connectionsResource, c.Namespace, c.Name, fresh)
+	if _, ok := m.received(fresh, c.Status.Replica); err != nil || !ok || fresh.UID != c.UID {
+		m.refresh(c)
+		return
 	}
 	c.Status.Probe, c.Status.Permissions, c.Status.Refused = fresh.Status.Probe, fresh.Status.Permissions,
 		fresh.Status.Refused
 	c.Status.Objects = fresh.Status.Objects
-	return c, nil
 }

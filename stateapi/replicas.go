@@ -67,10 +67,11 @@ func (r *Replicas) Show(extension client.ObjectKey) (*v1alpha1.Connection, []*v1
 func (r *Replicas) Ask(ctx context.Context, extension client.ObjectKey) (*v1alpha1.Connection, []*v1alpha1.Scope,
 	bool) {
 	m := r.fleet.merged
-	c, err := m.connections().Get(apiserver.Context{Context: ctx, Namespace: extension.Namespace}, extension.Name, nil)
+	c, err := m.states.Get(apiserver.Context{Context: ctx, Namespace: extension.Namespace}, extension.Name, nil)
 	if err != nil {
 		return nil, nil, false
 	}
+	m.ask(ctx, c)
 	_, scopes, _ := r.Show(extension)
 	if c.Status.Replica == m.self {
 		scopes = r.fleet.api.counted(ctx, extension, scopes)

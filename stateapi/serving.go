@@ -119,23 +119,27 @@ func (f *fleet) serve(fleet, holds context.Context, running *sync.WaitGroup, cer
 	errs := make(chan error, 1)
 	ctx := holds
 	life, end := context.WithCancel(context.WithoutCancel(holds))
-	f.merged.current.shared()
-	server, err := f.api.newServer(certificates.while(life, f.api.options.Server), f.merged.connections(),
-		f.merged.currentScopes())
+	current := newCurrent(f.merged.hearOut)
+	connections, scopes := f.merged.stores(current)
+	server, err := f.api.newServer(certificates.while(life, f.api.options.Server), connections, scopes)
 	if err != nil {
 		end()
 		errs <- err
 		return errs
 	}
 	log.FromContext(ctx).Info("Serves the state API for all replicas")
+	reading, endReads := context.WithCancel(context.WithoutCancel(holds))
+	context.AfterFunc(life, func() { time.AfterFunc(lastReads, endReads) })
+	running.Go(func() { current.run(reading) })
 	running.Go(func() {
 		defer end()
 		<-ctx.Done()
 		if fleet.Err() != nil && !errors.Is(context.Cause(ctx), fence.ErrClosed) { // it has not lost the lease
-			f.handOver(life)
+			f.handOver(life, current)
 		}
 	})
 	running.Go(func() {
+		defer endReads()
 		if !awaitCheck(ctx, server) {
 			return
 		}
@@ -169,11 +173,11 @@ func (f *fleet) serve(fleet, holds context.Context, running *sync.WaitGroup, cer
 }
 
 // handOver waits until another replica serves, or the server has ended.
-func (f *fleet) handOver(serving context.Context) {
+func (f *fleet) handOver(serving context.Context, current *current) {
+	current.shared()
 	if f.api.publisher == nil || !f.merged.hasPeers() {
 		return
 	}
-	f.merged.current.shared()
 	ctx, cancel := context.WithTimeout(serving, handOverTimeout)
 	defer cancel()
 	tick := time.NewTicker(handOverInterval)

@@ -366,6 +366,6 @@ func (*stream) Resync() error { return nil }
 
 // UpdateResourceVersion implements toolscache.ResourceVersionUpdater. A bookmark comes here, too.
 func (s *stream) UpdateResourceVersion(version string) {
-	s.peer.said.set(s.resource, version)
 	s.peer.hear(s.resource)
+	s.peer.said.set(s.resource, version) // last: who waits for it finds what was heard
 }

@@ -31,11 +31,8 @@ func (p *Peers) Get(ctx context.Context, identity, resource, namespace, name str
 		Into(into)
 }
 
-// versionTimeout is how long a peer may take to say how far it is.
-const versionTimeout = 2 * time.Second
-
-// CatchUp waits until the Listener has heard all that a peer had when CatchUp was called, for as
-// long as ctx. It fails soon for a peer that gives no answer.
+// CatchUp waits until the Listener has heard all that a peer had when CatchUp was called. It fails
+// when ctx is done, and for a peer that says nothing for the time of Silence.
 func (p *Peers) CatchUp(ctx context.Context, identity string) error {
 	p.mu.Lock()
 	known := p.known[identity]
@@ -48,7 +45,7 @@ func (p *Peers) CatchUp(ctx context.Context, identity string) error {
 		return errors.Errorf("replica %s is not connected", identity)
 	}
 	for resource := range p.options.Resources {
-		version, err := newestVersion(ctx, client, resource)
+		version, err := p.newestVersion(ctx, client, resource)
 		if err != nil {
 			return errors.Wrapf(err, "asking replica %s how far it is", identity)
 		}
@@ -60,8 +57,8 @@ func (p *Peers) CatchUp(ctx context.Context, identity string) error {
 }
 
 // newestVersion returns the version of the last change of a resource, by a list of nothing.
-func newestVersion(ctx context.Context, client *rest.RESTClient, resource string) (string, error) {
-	ctx, cancel := context.WithTimeout(ctx, versionTimeout)
+func (p *Peers) newestVersion(ctx context.Context, client *rest.RESTClient, resource string) (string, error) {
+	ctx, cancel := context.WithTimeout(ctx, p.options.Silence)
 	defer cancel()
 	list, err := client.Get().Resource(resource).
 		Param("fieldSelector", fields.OneTermEqualSelector("metadata.name", "-").String()).Do(ctx).Get()

@@ -215,7 +215,7 @@ func (f *faultyView) step(random *rand.Rand, later func(undo func())) {
 		cut(ways...)
 	case 6: // some of the others hear it later than the rest
 		did("lag of")
-		later(f.paths[r].lag())
+		later(f.paths[r].lag(random))
 	default:
 		did("leave")
 		r.signal(syscall.SIGTERM)

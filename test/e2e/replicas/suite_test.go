@@ -494,20 +494,25 @@ func (p *proxy) set(cut, flows bool) {
 	}
 }
 
-// longestLag is less than the time after which a replica is not heard.
-const longestLag = 3 * time.Second
+// longestLag is less than the time after which a replica is not heard. In lagPause what was held
+// goes on.
+const (
+	longestLag = 3 * time.Second
+	lagPause   = 200 * time.Millisecond
+)
 
-// lag holds what the server says on about half of the connections, again and again, until end is
-// called.
-func (p *proxy) lag() (end func()) {
+// lag holds what the server says on about half of the connections that there are now, again and
+// again, until end is called.
+func (p *proxy) lag(random *rand.Rand) (end func()) {
 	done := make(chan struct{})
 	var holding sync.WaitGroup
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	for _, one := range p.conns {
-		if rand.IntN(2) == 0 { //nolint:gosec // not a secret
+		if random.IntN(2) == 0 {
 			continue
 		}
+		hold := longestLag/2 + time.Duration(random.Int64N(int64(longestLag/2)))
 		holding.Go(func() {
 			for ended := false; !ended; {
 				flows := make(chan struct{})
@@ -517,14 +522,18 @@ func (p *proxy) lag() (end func()) {
 				select {
 				case <-done:
 					ended = true
-				case <-time.After(longestLag/2 + rand.N(longestLag/2)): //nolint:gosec // not a secret
+				case <-time.After(hold):
 				}
 				close(flows)
+				select {
+				case <-done:
+				case <-time.After(lagPause):
+				}
 			}
 		})
 	}
-	return func() {
+	return sync.OnceFunc(func() {
 		close(done)
 		holding.Wait()
-	}
+	})
 }

@@ -10,6 +10,7 @@ import (
 	"fmt"
 	"io"
 	"log"
+	"math/rand/v2"
 	"net"
 	"net/http"
 	"net/http/httptest"
@@ -317,6 +318,14 @@ func (v *viewed) watch() *watcher {
 	return w
 }
 
+// epochs returns how often the rows were connected anew that were seen last.
+func (w *watcher) epochs() (sum int64) {
+	for _, row := range w.seen() {
+		sum += row.Status.Term + row.Status.Epoch
+	}
+	return sum
+}
+
 // state returns the state of a row.
 func (w *watcher) state(name string) string {
 	w.mu.Lock()
@@ -485,10 +494,10 @@ func (v *viewed) reconnect() (end func()) {
 			_ = c.Create(context.WithoutCancel(ctx), account)
 		}
 	})
-	return func() {
+	return sync.OnceFunc(func() {
 		cancel()
 		running.Wait()
-	}
+	})
 }
 
 // The replica that serves next may hear of what the others do later than the one before has shown
@@ -507,18 +516,30 @@ func TestViewHandedOverByOneThatHearsMore(t *testing.T) {
 	defer stop()
 	asking.Go(func() {
 		for ctx.Err() == nil {
-			rows, _ := v.rows() // fails while no replica serves
+			rows, err := v.rows()
 			for _, row := range rows {
 				lists.see(row)
+			}
+			if err == nil {
+				continue
+			}
+			select { // no replica serves
+			case <-ctx.Done():
+			case <-time.After(50 * time.Millisecond):
 			}
 		}
 	})
 	running := slices.Clone(v.replicas)
+	random := rand.New(rand.NewPCG(*seed, 0)) //nolint:gosec // not a secret
 	for range 3 {
 		ends := []func(){v.reconnect()}
 		for _, r := range running {
-			ends = append(ends, v.paths[r].lag())
+			ends = append(ends, v.paths[r].lag(random))
 		}
+		for _, end := range ends {
+			t.Cleanup(end)
+		}
+		before := lists.epochs()
 		at := slices.IndexFunc(running, func(r *replica) bool { return r.name == v.serves() })
 		NewWithT(t).Expect(at).To(BeNumerically(">=", 0))
 		last := running[at]
@@ -526,6 +547,7 @@ func TestViewHandedOverByOneThatHearsMore(t *testing.T) {
 		running = append(slices.Delete(running, at, at+1), v.start())
 		NewWithT(t).Eventually(last.ended).WithTimeout(patience).Should(BeClosed())
 		NewWithT(t).Eventually(v.serves).WithTimeout(patience).Should(And(Not(BeEmpty()), Not(Equal(last.name))))
+		NewWithT(t).Eventually(lists.epochs).WithTimeout(patience).Should(BeNumerically(">", before))
 		for _, end := range ends {
 			end()
 		}
