@@ -10,6 +10,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"sigs.k8s.io/controller-runtime/pkg/log"
 
+	"github.com/latchkey-dev/latchkey/internal/untrusted"
 	"github.com/latchkey-dev/latchkey/stateapi/apiserver"
 )
 
@@ -21,7 +22,7 @@ const (
 	catchUpTimeout = 2 * silence
 	// catchUpAtMost is for how long after the overlap reads wait, if some replica is never heard out.
 	catchUpAtMost = 2 * catchUpTimeout
-	// lastReads is for how long reads still wait after their server was told to end.
+	// lastReads is for how long reads still wait after the end of their server has begun.
 	lastReads = 2 * time.Second
 )
 
@@ -103,7 +104,7 @@ func (c *current) run(ctx context.Context) {
 		if err != nil && !logged && ctx.Err() == nil {
 			logged = true
 			log.FromContext(ctx).Info("What is shown may be older than what another replica has shown: one was not heard out",
-				"reason", err.Error())
+				"reason", untrusted.Shorten(err.Error()))
 		}
 		if err == nil {
 			c.mu.Lock()

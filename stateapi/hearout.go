@@ -44,7 +44,6 @@ func (m *merged) hearOutOne(ctx context.Context, replica string) error {
 		return errSilentReplica(replica)
 	}
 	ctx, cancel := context.WithCancelCause(ctx)
-	defer cancel(nil)
 	looked := make(chan struct{})
 	defer func() { <-looked }()
 	defer cancel(nil)
