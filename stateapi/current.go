@@ -12,6 +12,7 @@ import (
 
 	"github.com/latchkey-dev/latchkey/internal/untrusted"
 	"github.com/latchkey-dev/latchkey/stateapi/apiserver"
+	"github.com/latchkey-dev/latchkey/stateapi/internal/merge"
 )
 
 const (
@@ -38,14 +39,8 @@ type current struct {
 	ended   chan struct{} // closed when run ends
 
 	mu     sync.Mutex
-	reads  reads         // guarded by mu
+	reads  merge.Reads   // guarded by mu
 	caught chan struct{} // guarded by mu; closed when the reads that wait now may be answered
-}
-
-// reads says which reads must wait. It decides only.
-type reads struct {
-	wait  bool
-	alone time.Time // when no other replica serves any more
 }
 
 // newCurrent returns the current of a server that begins: the one before may serve, too.
@@ -55,31 +50,17 @@ func newCurrent(catchUp func(ctx context.Context) error) *current {
 		wanted:  make(chan struct{}, 1),
 		ended:   make(chan struct{}),
 		caught:  make(chan struct{}),
+		reads:   merge.NewReads(merge.ReadTimes{Overlap: overlap, Patience: catchUpAtMost}),
 	}
 	c.shared()
 	return c
-}
-
-// shared says that from now on another replica may serve, for the time of overlap.
-func (r *reads) shared(now time.Time) { *r = reads{wait: true, alone: now.Add(overlap)} }
-
-// mustWait reports whether a read must wait that has come at some time.
-func (r *reads) mustWait(arrived time.Time) bool {
-	return r.wait && !arrived.After(r.alone.Add(catchUpAtMost))
-}
-
-// caughtUp says that what all others had at a time was heard. Once is enough, after the overlap.
-func (r *reads) caughtUp(begun time.Time) {
-	if begun.After(r.alone) {
-		r.wait = false
-	}
 }
 
 // shared says that from now on another replica may serve.
 func (c *current) shared() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.reads.shared(time.Now())
+	c.reads.Shared(time.Now())
 }
 
 // run catches up whenever reads wait, once for all that wait when it begins, until ctx is done. So
@@ -108,7 +89,7 @@ func (c *current) run(ctx context.Context) {
 		}
 		if err == nil {
 			c.mu.Lock()
-			c.reads.caughtUp(begun)
+			c.reads.CaughtUp(begun)
 			c.mu.Unlock()
 		}
 		close(answers)
@@ -118,7 +99,7 @@ func (c *current) run(ctx context.Context) {
 // await waits until a read that comes now may be answered.
 func (c *current) await(ctx context.Context) error {
 	c.mu.Lock()
-	wait, caught := c.reads.mustWait(time.Now()), c.caught
+	wait, caught := c.reads.MustWait(time.Now()), c.caught
 	c.mu.Unlock()
 	if !wait {
 		return nil

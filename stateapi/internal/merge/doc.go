@@ -1,5 +1,5 @@
 // Package merge decides what is shown of each extension of a fleet, of which each replica says what
-// it has.
+// it has, and which reads must wait for that.
 //
 // # Considerations
 //
@@ -8,5 +8,7 @@
 //     late. So the higher term is shown, and what was shown is not followed by a lower one.
 //   - What a replica said holds as long as it is heard. Later its claim is still shown, as what it
 //     was then, and for no more than that.
-//   - The package does no I/O and reads no clock. Its View is for one goroutine at a time.
+//   - Another replica may have shown what this one has not heard yet. So while another one may
+//     serve, and until all were heard out after that, Reads lets reads wait: see design 064.
+//   - The package does no I/O and reads no clock. A View and Reads are for one goroutine at a time.
 package merge
