@@ -10,6 +10,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"sigs.k8s.io/controller-runtime/pkg/log"
 
+	"github.com/latchkey-dev/latchkey/fence"
 	"github.com/latchkey-dev/latchkey/internal/untrusted"
 	"github.com/latchkey-dev/latchkey/stateapi/apiserver"
 	"github.com/latchkey-dev/latchkey/stateapi/internal/merge"
@@ -27,11 +28,12 @@ const (
 	lastReads = 2 * time.Second
 )
 
-// current lets the reads of a server wait for what the other replicas have, while one of them may
+// current makes the reads of a server wait for what the other replicas have, while one of them may
 // serve, too, or has just done so: it may have shown what this replica has not heard yet, and what
 // is shown never goes back. This is how Kubernetes serves consistent reads from a cache (KEP-2340).
 // Its methods may be called from any goroutine.
 type current struct {
+	term *fence.Term // in which this replica serves
 	// catchUp waits until this replica has heard what all others had when it was called. It returns
 	// an error if that is not known of one of them.
 	catchUp func(ctx context.Context) error
@@ -40,27 +42,51 @@ type current struct {
 
 	mu     sync.Mutex
 	reads  merge.Reads   // guarded by mu
+	until  time.Time     // guarded by mu; by when this replica has handed over; zero while it does not
 	caught chan struct{} // guarded by mu; closed when the reads that wait now may be answered
 }
 
 // newCurrent returns the current of a server that begins: the one before may serve, too.
-func newCurrent(catchUp func(ctx context.Context) error) *current {
+func newCurrent(term *fence.Term, catchUp func(ctx context.Context) error) *current {
 	c := &current{
+		term:    term,
 		catchUp: catchUp,
 		wanted:  make(chan struct{}, 1),
 		ended:   make(chan struct{}),
 		caught:  make(chan struct{}),
 		reads:   merge.NewReads(merge.ReadTimes{Overlap: overlap, Patience: catchUpAtMost}),
 	}
-	c.shared()
+	c.reads.Shared(time.Now())
 	return c
 }
 
-// shared says that from now on another replica may serve.
-func (c *current) shared() {
+// handOver says that this replica gives up its term, and serves on until another one serves: from
+// now on another one may.
+func (c *current) handOver() {
+	now := time.Now()
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.reads.Shared(time.Now())
+	c.reads.Shared(now)
+	c.until = now.Add(overlap)
+}
+
+// check returns an error if another replica may serve that does not reckon with this one any more.
+// The server ends then, but may not have done so yet: its process may have been suspended.
+func (c *current) check() error {
+	c.mu.Lock()
+	until := c.until
+	c.mu.Unlock()
+	if until.IsZero() && c.term.Err() == nil || time.Now().Before(until) {
+		return nil
+	}
+	return errAnotherServes()
+}
+
+// errAnotherServes returns an error after which clients try again.
+func errAnotherServes() error {
+	err := apierrors.NewServiceUnavailable("another replica serves")
+	err.ErrStatus.Details = &metav1.StatusDetails{RetryAfterSeconds: 1}
+	return err
 }
 
 // run catches up whenever reads wait, once for all that wait when it begins, until ctx is done. So
@@ -92,8 +118,22 @@ func (c *current) run(ctx context.Context) {
 			c.reads.CaughtUp(begun)
 			c.mu.Unlock()
 		}
+		if ctx.Err() != nil { // those that wait get an error, and not what there is
+			return
+		}
 		close(answers)
 	}
+}
+
+// read calls read when it may be answered that comes now.
+func (c *current) read(ctx context.Context, read func() error) error {
+	if err := c.await(ctx); err != nil {
+		return err
+	}
+	if err := read(); err != nil {
+		return err
+	}
+	return c.check() // not before: the process may be suspended at any time
 }
 
 // await waits until a read that comes now may be answered.
@@ -116,7 +156,7 @@ func (c *current) await(ctx context.Context) error {
 		case <-caught: // at the same time
 			return nil
 		default:
-			return apierrors.NewServiceUnavailable("another replica serves")
+			return errAnotherServes()
 		}
 	case <-ctx.Done():
 		return apierrors.NewTimeoutError("waiting for what the other replicas have", 1)
@@ -131,26 +171,29 @@ type currentStore[T, TList runtime.Object] struct {
 
 // List implements apiserver.Lister.
 func (s *currentStore[T, TList]) List(ctx apiserver.Context, options *metav1.ListOptions) (list TList, err error) {
-	if err := s.current.await(ctx); err != nil {
-		return list, err
-	}
-	return s.MemoryStore.List(ctx, options)
+	err = s.current.read(ctx, func() error {
+		list, err = s.MemoryStore.List(ctx, options)
+		return err
+	})
+	return list, err
 }
 
 // Get implements apiserver.Getter.
 func (s *currentStore[T, TList]) Get(ctx apiserver.Context, name string, options *metav1.GetOptions) (object T,
 	err error) {
-	if err := s.current.await(ctx); err != nil {
-		return object, err
-	}
-	return s.MemoryStore.Get(ctx, name, options)
+	err = s.current.read(ctx, func() error {
+		object, err = s.MemoryStore.Get(ctx, name, options)
+		return err
+	})
+	return object, err
 }
 
 // Watch implements apiserver.Watcher. A watch may begin with what there is.
 func (s *currentStore[T, TList]) Watch(ctx apiserver.Context, options *metav1.ListOptions) (
-	<-chan apiserver.WatchEvent[T], error) {
-	if err := s.current.await(ctx); err != nil {
-		return nil, err
-	}
-	return s.MemoryStore.Watch(ctx, options)
+	events <-chan apiserver.WatchEvent[T], err error) {
+	err = s.current.read(ctx, func() error {
+		events, err = s.MemoryStore.Watch(ctx, options)
+		return err
+	})
+	return events, err
 }

@@ -14,15 +14,19 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/watch"
+	"sigs.k8s.io/controller-runtime/pkg/client"
 
+	"github.com/latchkey-dev/latchkey/clustercache"
+	"github.com/latchkey-dev/latchkey/internal/term"
 	"github.com/latchkey-dev/latchkey/stateapi/apiserver"
+	"github.com/latchkey-dev/latchkey/stateapi/internal/merge"
 	"github.com/latchkey-dev/latchkey/stateapi/v1alpha1"
 )
 
-// runCurrent returns a current that runs until the test ends.
+// runCurrent returns a current that runs until the test ends, in a term that does not end.
 func runCurrent(t *testing.T, catchUp func(ctx context.Context) error) *current {
 	t.Helper()
-	c := newCurrent(catchUp)
+	c := newCurrent(nil, catchUp)
 	ctx, end := context.WithCancel(context.Background())
 	go c.run(ctx)
 	t.Cleanup(func() {
@@ -141,17 +145,118 @@ func TestReadsWaitUntilAllWereHeardOut(t *testing.T) {
 			synctest.Wait()
 			return begun > before
 		}
-		for range 2 {
-			g.Expect(waits()).To(BeTrue())
-			time.Sleep(overlap)
-			g.Expect(waits()).To(BeTrue(), "at the end of the time, and so too early")
-			time.Sleep(time.Nanosecond)
-			g.Expect(waits()).To(BeTrue())
-			g.Expect(waits()).To(BeFalse())
-			// It hands over.
-			newView().handOver(t.Context(), c)
+		g.Expect(waits()).To(BeTrue())
+		time.Sleep(overlap)
+		g.Expect(waits()).To(BeTrue(), "at the end of the time, and so too early")
+		time.Sleep(time.Nanosecond)
+		g.Expect(waits()).To(BeTrue())
+		g.Expect(waits()).To(BeFalse())
+		c.handOver()
+		g.Expect(waits()).To(BeTrue())
+		g.Expect(waits()).To(BeTrue())
+	})
+}
+
+// A replica answers no read any more when another one may serve that does not reckon with it,
+// however late it is to end: its process may have been suspended, also while it answers.
+func TestReadsOfAReplicaThatWasSuspended(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		g := NewWithT(t)
+		anotherServes := WithTransform(apierrors.IsServiceUnavailable, BeTrue())
+		for _, handsOver := range []bool{false, true} {
+			inTerm, endTerm := term.Join()
+			c := newCurrent(inTerm, func(context.Context) error { return nil })
+			ctx, end := context.WithCancel(t.Context())
+			go c.run(ctx)
+			ends := func() { endTerm("the lease was not renewed in time") }
+			if handsOver {
+				c.handOver()
+				endTerm("the lease was released")
+				ends = func() { time.Sleep(overlap) }
+			}
+			called := 0
+			read := func(suspended func()) error {
+				return c.read(t.Context(), func() error {
+					called++
+					suspended()
+					return nil
+				})
+			}
+			g.Expect(read(func() {})).To(Succeed())
+			err := read(ends)
+			g.Expect(err).To(anotherServes)
+			seconds, again := apierrors.SuggestsClientDelay(err)
+			g.Expect(again).To(BeTrue())
+			g.Expect(seconds).To(Equal(1))
+			g.Expect(read(func() {})).To(anotherServes)
+			g.Expect(called).To(Equal(3))
+			end()
+			<-c.ended
 		}
 	})
+}
+
+// A server that loses its Lease ends at once. One that hands over goes on, and its reads wait from
+// the moment at which another one may serve.
+func TestGivingUp(t *testing.T) {
+	g := NewWithT(t)
+	begin := func() (f *fleet, s *turn) {
+		s = &turn{current: newCurrent(nil, nil), running: &sync.WaitGroup{}}
+		s.current.reads = merge.NewReads(merge.ReadTimes{Overlap: overlap})
+		s.life, s.end = context.WithCancel(t.Context())
+		return newView(), s
+	}
+	waits := func(s *turn) bool { return s.current.reads.MustWait(time.Now()) }
+	f, s := begin()
+	g.Expect(waits(s)).To(BeFalse())
+	f.giveUp(s, false)
+	g.Expect(s.life.Err()).To(HaveOccurred())
+	f, s = begin()
+	f.giveUp(s, true)
+	g.Expect(waits(s)).To(BeTrue())
+	s.running.Wait() // there is no replica that could serve
+	g.Expect(s.life.Err()).To(HaveOccurred())
+}
+
+// What a replica has is said to the others before it shows it itself, and it shows that before it
+// has heard all out: each of two that serve shows what the other one has shown.
+func TestOwnChangesAreSaidFirst(t *testing.T) {
+	g := NewWithT(t)
+	f := newView()
+	rows := func(states *connectionStore) int {
+		all, err := states.List(apiserver.Context{Context: t.Context()}, &metav1.ListOptions{})
+		g.Expect(err).NotTo(HaveOccurred())
+		return len(all.Items)
+	}
+	saying, say := make(chan struct{}), make(chan struct{})
+	go func() { // so that nothing can be said
+		_, _ = f.api.states.Modify("", "red", func(*v1alpha1.Connection, bool) (*v1alpha1.Connection, bool, error) {
+			close(saying)
+			<-say
+			return nil, false, nil
+		})
+	}()
+	<-saying
+	shown := make(chan struct{})
+	go func() {
+		defer close(shown)
+		f.update(client.ObjectKey{Name: "red"}, claim("red", "1", v1alpha1.StateConnected, 1), nil,
+			&clustercache.ConnectionState{UID: "1"}, clustercache.NotOwnedExtension{})
+	}()
+	g.Eventually(func() bool {
+		free := f.merged.mu.TryLock()
+		if free {
+			f.merged.mu.Unlock()
+		}
+		return free
+	}).Should(BeFalse())
+	heardOut := make(chan error, 1)
+	go func() { heardOut <- f.merged.hearOut(t.Context()) }()
+	g.Consistently(func() int { return rows(f.merged.states) + len(heardOut) }, "50ms").Should(BeZero())
+	close(say)
+	g.Eventually(heardOut).Should(Receive(BeNil()))
+	g.Expect([]int{rows(f.api.states), rows(f.merged.states)}).To(HaveEach(1))
+	<-shown
 }
 
 // One replica that is never heard out delays reads for a time only, also if each of them gives up
@@ -180,11 +285,12 @@ func TestReadsDoNotWaitForEver(t *testing.T) {
 	})
 }
 
-// Reads that wait when their server has ended get an answer: another one serves.
+// Reads that wait when their server has ended get an error, and not what there is: another one
+// serves, and may have shown more.
 func TestReadsOfAServerThatEnds(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g := NewWithT(t)
-		c := newCurrent(func(ctx context.Context) error {
+		c := newCurrent(nil, func(ctx context.Context) error {
 			<-ctx.Done()
 			return ctx.Err()
 		})
@@ -199,12 +305,14 @@ func TestReadsOfAServerThatEnds(t *testing.T) {
 		g.Expect(results[0]).NotTo(Receive())
 		end()
 		synctest.Wait()
-		g.Expect(results[0]).To(Receive(BeNil()), "with what there is")
-		g.Expect(results[1]).To(Receive(WithTransform(apierrors.IsServiceUnavailable, BeTrue())))
+		for i := range results {
+			g.Expect(results[i]).To(Receive(WithTransform(apierrors.IsServiceUnavailable, BeTrue())))
+		}
 	})
 }
 
 // Replicas that are heard are heard out, and new ones, all at once; not those that are silent.
+// First it must be known who is there.
 func TestWhoIsHeardOut(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g := NewWithT(t)
@@ -234,8 +342,21 @@ func TestWhoIsHeardOut(t *testing.T) {
 			return maps.Clone(asked), time.Since(from), err
 		}
 		m.tick(time.Now())
-		_, _, err := hearOut()
-		g.Expect(err).To(MatchError("the members are not known yet"))
+		unknown := 0
+		m.checkMembers = func(context.Context) error {
+			if unknown++; unknown < 3 {
+				return errors.New("replica you is not known yet")
+			}
+			return nil
+		}
+		_, took, err := hearOut()
+		g.Expect(err).NotTo(HaveOccurred())
+		g.Expect(took).To(Equal(2 * askAgain))
+		m.checkMembers = func(context.Context) error { return errors.New("no API server") }
+		bounded, cancel := context.WithTimeout(t.Context(), time.Minute)
+		g.Expect(m.hearOut(bounded)).To(MatchError("no API server"))
+		cancel()
+		m.checkMembers = func(context.Context) error { return nil }
 		heard("silent")
 		time.Sleep(2 * silence)
 		m.tick(time.Now())
@@ -243,7 +364,8 @@ func TestWhoIsHeardOut(t *testing.T) {
 		heard("you")
 		m.Members([]string{"new", "half", "you"})
 		m.Replaced("half", connectionsResource, nil) // and not heard, until it has said all
-		who, took, err := hearOut()
+		var who map[string]int
+		who, took, err = hearOut()
 		g.Expect(err).To(MatchError("replica silent is silent"))
 		g.Expect(who).To(Equal(map[string]int{"new": 1, "half": 1, "you": 1, "left": 1}))
 		g.Expect(took).To(Equal(time.Second))
@@ -251,7 +373,7 @@ func TestWhoIsHeardOut(t *testing.T) {
 		_, _, err = hearOut()
 		g.Expect(err).NotTo(HaveOccurred())
 
-		// A member that is heard, and fails, is asked until it answers. Others are not.
+		// A member that fails is asked until it answers. Others are not.
 		failed := errors.New("connection reset")
 		for _, replica := range []string{"new", "left", "you"} {
 			answers[replica] = func(_ context.Context, attempt int) error {
@@ -263,11 +385,13 @@ func TestWhoIsHeardOut(t *testing.T) {
 		}
 		who, _, err = hearOut()
 		g.Expect(err).To(MatchError(failed))
-		g.Expect(who).To(Equal(map[string]int{"new": 1, "half": 1, "you": 3, "left": 1}))
+		g.Expect(who).To(Equal(map[string]int{"new": 3, "half": 1, "you": 3, "left": 1}))
 
-		// One that falls silent is not waited for any longer.
+		// One that falls silent, or was never heard, is not waited for any longer.
 		clear(answers)
 		m.Gone("left")
+		m.Gone("half")
+		m.Members([]string{"you"})
 		answers["you"] = func(ctx context.Context, _ int) error {
 			<-ctx.Done()
 			return context.Cause(ctx)
@@ -276,5 +400,11 @@ func TestWhoIsHeardOut(t *testing.T) {
 		_, took, err = hearOut()
 		g.Expect(err).To(MatchError(ContainSubstring("replica you is silent")))
 		g.Expect(took).To(BeNumerically("~", 2*silence, silenceInterval))
+		m.Gone("you")
+		m.Members([]string{"newest"})
+		answers["newest"] = func(context.Context, int) error { return failed }
+		_, took, err = hearOut()
+		g.Expect(err).To(HaveOccurred())
+		g.Expect(took).To(BeNumerically("~", silence, silenceInterval+2*time.Second))
 	})
 }

@@ -51,7 +51,7 @@ type FleetOptions struct {
 	// Namespace of the Leases and of the Secret.
 	Namespace string
 	// Secret has the certificate authority that the replicas share. It must exist, and may be
-	// empty: the replicas make an authority, and follow it with another one in time. Whoever may
+	// empty: the replicas make an authority, and follow it with another one in time. Who may
 	// read the Secret can pass for a replica.
 	Secret string
 	// SecretReadOnly: another program, such as cert-manager, keeps the Secret. Its tls.crt and
@@ -176,7 +176,7 @@ func (s *StateAPI) setUpFleet() error {
 	if err != nil {
 		return err
 	}
-	f.merged.get, f.merged.catchUp = f.peers.Get, f.peers.CatchUp
+	f.merged.get, f.merged.catchUp, f.merged.checkMembers = f.peers.Get, f.peers.CatchUp, f.peers.CheckMembers
 	s.fleet = f
 	s.states, s.scopes = s.newStores(s.refresh, s.refreshAndCount, s.countObjects, bookmarkInterval)
 	return nil

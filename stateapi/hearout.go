@@ -10,7 +10,7 @@ import (
 )
 
 const (
-	// askAgain is how soon a replica is asked again that is heard, and could not be asked.
+	// askAgain is how soon is asked again what could not be answered.
 	askAgain = 200 * time.Millisecond
 	// silenceInterval is how often those that are waited for are looked at: one may be silent.
 	silenceInterval = 200 * time.Millisecond
@@ -18,15 +18,22 @@ const (
 
 // hearOut waits until what was heard of all replicas includes what they had when it was called. It
 // returns an error if that is not known of one. One that is silent is not waited for: it is shown
-// as that.
+// as that. What this replica has itself is shown while mu is held, and so was before.
 func (m *merged) hearOut(ctx context.Context) error {
+	for {
+		err := m.checkMembers(ctx)
+		if err == nil {
+			break
+		}
+		select {
+		case <-ctx.Done():
+			return err
+		case <-time.After(askAgain):
+		}
+	}
 	m.mu.Lock()
-	met := m.met
 	all := append(m.view.Replicas(), m.members...)
 	m.mu.Unlock()
-	if !met {
-		return errors.New("the members are not known yet")
-	}
 	slices.Sort(all)
 	var hearing errgroup.Group
 	for _, replica := range slices.Compact(all) {
@@ -37,7 +44,7 @@ func (m *merged) hearOut(ctx context.Context) error {
 	return hearing.Wait()
 }
 
-// hearOutOne is hearOut for one replica. A member that is heard is asked until it answers: a
+// hearOutOne is hearOut for one replica. A member is asked until it answers or is silent: a
 // connection may be a new one.
 func (m *merged) hearOutOne(ctx context.Context, replica string) error {
 	if m.isSilent(replica) {
@@ -65,7 +72,7 @@ func (m *merged) hearOutOne(ctx context.Context, replica string) error {
 	}()
 	for {
 		err := m.catchUp(ctx, replica)
-		if err == nil || !m.isHeardMember(replica) {
+		if err == nil || !m.isAwaited(replica) {
 			return err
 		}
 		select {
@@ -78,18 +85,22 @@ func (m *merged) hearOutOne(ctx context.Context, replica string) error {
 
 func errSilentReplica(replica string) error { return errors.Errorf("replica %s is silent", replica) }
 
-// isSilent reports whether a replica was heard, and is not any more.
 func (m *merged) isSilent(replica string) bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	at, heard := m.view.HeardAt(replica)
-	return !heard && !at.IsZero()
+	return m.isSilentLocked(replica, time.Now())
 }
 
-// isHeardMember reports whether a replica is heard, and has not left.
-func (m *merged) isHeardMember(replica string) bool {
+// isSilentLocked reports whether a replica was heard, and is not any more, or was not heard since
+// it is known. One that has just come is connected first.
+func (m *merged) isSilentLocked(replica string, now time.Time) bool {
+	at, heard := m.view.HeardAt(replica)
+	return replica != m.self && !heard && (!at.IsZero() || now.Sub(m.metAt[replica]) > silence)
+}
+
+// isAwaited reports whether a replica is a member, and not silent.
+func (m *merged) isAwaited(replica string) bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	_, heard := m.view.HeardAt(replica)
-	return heard && slices.Contains(m.members, replica)
+	return slices.Contains(m.members, replica) && !m.isSilentLocked(replica, time.Now())
 }

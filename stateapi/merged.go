@@ -33,8 +33,10 @@ type merged struct {
 	get    func(ctx context.Context, replica, resource, namespace, name string, into runtime.Object) error
 	// catchUp waits until what was heard of a replica includes what it had when catchUp was called.
 	catchUp func(ctx context.Context, replica string) error
-	states  *connectionStore
-	scopes  *scopeStore
+	// checkMembers returns an error unless all members are known that had a Lease when it was called.
+	checkMembers func(ctx context.Context) error
+	states       *connectionStore
+	scopes       *scopeStore
 
 	mu   sync.Mutex
 	view *merge.View[*v1alpha1.Connection] // guarded by mu
@@ -85,7 +87,8 @@ func newMerged(s *StateAPI, self string) *merged {
 	return m
 }
 
-// update says what this replica has of an extension. row is nil if it does not have it.
+// update says what this replica has of an extension. row is nil if it does not have it. It is said
+// to the other replicas before it is shown here: they must be able to ask for what was shown.
 func (f *fleet) update(key client.ObjectKey, row *v1alpha1.Connection, scopes []*v1alpha1.Scope,
 	state *clustercache.ConnectionState, other clustercache.NotOwnedExtension) {
 	if row != nil {
@@ -101,6 +104,7 @@ func (f *fleet) update(key client.ObjectKey, row *v1alpha1.Connection, scopes []
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	now := time.Now()
+	f.api.store(key, row, scopes)
 	m.view.Hear(m.self, now)
 	if m.known[key] = known; known.UID != "" {
 		m.view.Know(key, known.UID)

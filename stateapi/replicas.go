@@ -132,15 +132,13 @@ func (m *merged) noticeLocked(now time.Time) {
 	present = slices.Compact(present)
 	var silent map[string]time.Time
 	for _, replica := range present {
-		at, heard := m.view.HeardAt(replica)
-		// One that has just come is connected first.
-		if heard || replica == m.self || at.IsZero() && now.Sub(m.metAt[replica]) <= silence {
+		if !m.isSilentLocked(replica, now) {
 			continue
 		}
 		if silent == nil {
 			silent = map[string]time.Time{}
 		}
-		silent[replica] = at
+		silent[replica], _ = m.view.HeardAt(replica)
 	}
 	if !slices.Equal(present, m.present) || !maps.EqualFunc(silent, m.silent, time.Time.Equal) {
 		m.present, m.silent = present, silent

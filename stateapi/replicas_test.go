@@ -21,7 +21,11 @@ import (
 
 // newReplicas returns the view of replica "self", to which nothing is connected.
 func newReplicas(connections clustercache.ClusterCache) *Replicas {
-	s := &StateAPI{connections: connections, version: v1alpha1.GroupVersion}
+	s := &StateAPI{
+		connections: connections,
+		version:     v1alpha1.GroupVersion,
+		scopeNames:  map[client.ObjectKey]map[string]bool{},
+	}
 	s.states, s.scopes = s.newStores(nil, nil, nil, 0)
 	s.fleet = &fleet{api: s, options: FleetOptions{Identity: "self"}, merged: newMerged(s, "self")}
 	replicas, _ := s.Replicas()

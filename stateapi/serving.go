@@ -66,22 +66,24 @@ func (f *fleet) serveInTurn(ctx context.Context, failed <-chan error) (err error
 	certificates := newCertificates(f.api.options.Server)
 	running.Go(func() { certificates.run(ctx) })
 	for ctx.Err() == nil {
-		var turn sync.WaitGroup // ends before the next one: it withdraws its address, and closes its port
+		var serving sync.WaitGroup // ends before the next one: it withdraws its address, and closes its port
 		pause := servingTimes.RetryPeriod
 		holding.Hold(ctx, holding.Options{Times: servingTimes}, &resourcelock.LeaseLock{
 			LeaseMeta:  metav1.ObjectMeta{Namespace: f.options.Namespace, Name: f.options.Name + "-state"},
 			Client:     leases,
 			LockConfig: resourcelock.ResourceLockConfig{Identity: f.options.Identity},
-		}, func(holds context.Context, _ *fence.Term) {
-			server := f.serve(ctx, holds, &turn, certificates)
+		}, func(holds context.Context, term *fence.Term) {
+			server := f.serve(holds, term, &serving, certificates)
 			select {
 			case <-holds.Done():
-			case err := <-server:
+			case err := <-server.failed:
 				log.FromContext(ctx).Error(err, "Cannot serve the state API; another replica may")
 				pause = failedPause
 			}
+			lost := errors.Is(context.Cause(holds), fence.ErrClosed)
+			f.giveUp(server, ctx.Err() != nil && !lost) // before the Lease is released
 		})
-		turn.Wait()
+		serving.Wait()
 		select {
 		case <-ctx.Done():
 		case <-time.After(pause):
@@ -111,33 +113,32 @@ func (f *fleet) awaitEngine(ctx context.Context) bool {
 	return true
 }
 
-// serve starts the server of the view. It ends when holds is done: at once when the lease is lost,
-// and as soon as another replica serves when the fleet ends here. A server that fails has withdrawn
-// its address when failed receives its error.
-func (f *fleet) serve(fleet, holds context.Context, running *sync.WaitGroup, certificates *certificates) (
-	failed <-chan error) {
-	errs := make(chan error, 1)
-	ctx := holds
-	life, end := context.WithCancel(context.WithoutCancel(holds))
-	current := newCurrent(f.merged.hearOut)
+// turn is a server of the view.
+type turn struct {
+	current *current
+	life    context.Context // done when the server ends
+	end     context.CancelFunc
+	failed  chan error // receives why it has ended; it has withdrawn its address then
+	running *sync.WaitGroup
+}
+
+// serve starts the server of the view in a term, until giveUp.
+func (f *fleet) serve(ctx context.Context, term *fence.Term, running *sync.WaitGroup,
+	certificates *certificates) *turn {
+	life, end := context.WithCancel(context.WithoutCancel(ctx))
+	current := newCurrent(term, f.merged.hearOut)
+	t := &turn{current: current, life: life, end: end, failed: make(chan error, 1), running: running}
 	connections, scopes := f.merged.stores(current)
 	server, err := f.api.newServer(certificates.while(life, f.api.options.Server), connections, scopes)
 	if err != nil {
 		end()
-		errs <- err
-		return errs
+		t.failed <- err
+		return t
 	}
 	log.FromContext(ctx).Info("Serves the state API for all replicas")
-	reading, endReads := context.WithCancel(context.WithoutCancel(holds))
+	reading, endReads := context.WithCancel(context.WithoutCancel(ctx))
 	context.AfterFunc(life, func() { time.AfterFunc(lastReads, endReads) })
 	running.Go(func() { current.run(reading) })
-	running.Go(func() {
-		defer end()
-		<-ctx.Done()
-		if fleet.Err() != nil && !errors.Is(context.Cause(ctx), fence.ErrClosed) { // it has not lost the lease
-			f.handOver(life, current)
-		}
-	})
 	running.Go(func() {
 		defer endReads()
 		if !awaitCheck(ctx, server) {
@@ -166,15 +167,28 @@ func (f *fleet) serve(fleet, holds context.Context, running *sync.WaitGroup, cer
 			f.api.publisher.Withdraw(context.WithoutCancel(ctx))
 		}
 		if err != nil {
-			errs <- err
+			t.failed <- err
 		}
 	})
-	return errs
+	return t
 }
 
-// handOver waits until another replica serves, or the server has ended.
-func (f *fleet) handOver(serving context.Context, current *current) {
-	current.shared()
+// giveUp says that this replica does not serve any more: its server ends at once, or, if it hands
+// over, as soon as another replica serves. Another one may do so when giveUp has returned.
+func (f *fleet) giveUp(t *turn, handsOver bool) {
+	if !handsOver {
+		t.end()
+		return
+	}
+	t.current.handOver()
+	t.running.Go(func() {
+		defer t.end()
+		f.awaitNext(t.life)
+	})
+}
+
+// awaitNext waits until another replica serves, or the server has ended.
+func (f *fleet) awaitNext(serving context.Context) {
 	if f.api.publisher == nil || !f.merged.hasPeers() {
 		return
 	}

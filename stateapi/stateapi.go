@@ -319,38 +319,11 @@ func (s *StateAPI) update(ctx context.Context, key client.ObjectKey) {
 	if known {
 		row, scopes = connectionOf(state), scopesOf(state)
 	}
-	if s.fleet != nil {
+	if s.fleet == nil {
+		s.store(key, row, scopes)
+	} else {
 		s.fleet.update(key, row, scopes, &state, other)
 	}
-	names := map[string]bool{}
-	if row != nil {
-		put(s.states, row)
-		for _, scope := range scopes {
-			names[scope.Name] = true
-			s.scopes.Put(scope)
-		}
-	} else {
-		s.states.Remove(key.Namespace, key.Name)
-	}
-	for name := range s.scopeNames[key] {
-		if !names[name] {
-			s.scopes.Remove(key.Namespace, name)
-		}
-	}
-	if s.scopeNames[key] = names; len(names) == 0 {
-		delete(s.scopeNames, key)
-	}
-}
-
-// put stores a Connection.
-func put(states *connectionStore, c *v1alpha1.Connection) {
-	_, _ = states.Modify(c.Namespace, c.Name, func(was *v1alpha1.Connection, found bool) (*v1alpha1.Connection, bool,
-		error) {
-		if found && was.UID == c.UID {
-			keepTransition(was.Status.Conditions, c.Status.Conditions, time.Now())
-		}
-		return c, true, nil // never an error
-	})
 }
 
 // refresh fills in what changes all the time.

@@ -13,12 +13,46 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/duration"
+	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/latchkey-dev/latchkey/clustercache"
 	"github.com/latchkey-dev/latchkey/internal/connstate"
 	"github.com/latchkey-dev/latchkey/stateapi/apiserver"
 	"github.com/latchkey-dev/latchkey/stateapi/v1alpha1"
 )
+
+// store stores what this replica has of an extension. row is nil if it does not have it.
+func (s *StateAPI) store(key client.ObjectKey, row *v1alpha1.Connection, scopes []*v1alpha1.Scope) {
+	names := map[string]bool{}
+	if row != nil {
+		put(s.states, row)
+		for _, scope := range scopes {
+			names[scope.Name] = true
+			s.scopes.Put(scope)
+		}
+	} else {
+		s.states.Remove(key.Namespace, key.Name)
+	}
+	for name := range s.scopeNames[key] {
+		if !names[name] {
+			s.scopes.Remove(key.Namespace, name)
+		}
+	}
+	if s.scopeNames[key] = names; len(names) == 0 {
+		delete(s.scopeNames, key)
+	}
+}
+
+// put stores a Connection.
+func put(states *connectionStore, c *v1alpha1.Connection) {
+	_, _ = states.Modify(c.Namespace, c.Name, func(was *v1alpha1.Connection, found bool) (*v1alpha1.Connection, bool,
+		error) {
+		if found && was.UID == c.UID {
+			keepTransition(was.Status.Conditions, c.Status.Conditions, time.Now())
+		}
+		return c, true, nil // never an error
+	})
+}
 
 // connectionOf returns the Connection of a state, without what changes all the time.
 func connectionOf(state clustercache.ConnectionState) *v1alpha1.Connection {

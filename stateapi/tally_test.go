@@ -1,6 +1,7 @@
 package stateapi
 
 import (
+	"context"
 	"fmt"
 	"math/rand/v2"
 	"testing"
@@ -24,8 +25,12 @@ func newView() *fleet {
 	api := &StateAPI{
 		version:     v1alpha1.GroupVersion,
 		connections: &manyConnections{states: map[client.ObjectKey]clustercache.ConnectionState{}},
+		scopeNames:  map[client.ObjectKey]map[string]bool{},
 	}
-	return &fleet{api: api, options: FleetOptions{Identity: "me"}, merged: newMerged(api, "me")}
+	api.states, api.scopes = api.newStores(nil, nil, nil, 0)
+	f := &fleet{api: api, options: FleetOptions{Identity: "me"}, merged: newMerged(api, "me")}
+	f.merged.checkMembers = func(context.Context) error { return nil }
+	return f
 }
 
 func claim(name, uid, state string, term int64) *v1alpha1.Connection {

@@ -9,6 +9,6 @@
 //   - What a replica said holds as long as it is heard. Later its claim is still shown, as what it
 //     was then, and for no more than that.
 //   - Another replica may have shown what this one has not heard yet. So while another one may
-//     serve, and until all were heard out after that, Reads lets reads wait: see design 064.
-//   - The package does no I/O and reads no clock. A View and Reads are for one goroutine at a time.
+//     serve, and until all were heard out after that, Reads makes reads wait: see design 064.
+//   - The package does no I/O and reads no clock. A View, or Reads, is for one goroutine at a time.
 package merge

@@ -11,9 +11,10 @@ import (
 )
 
 // The times of the explorer, in ticks. A replica that hands over serves on for overlapTicks, and
-// what is said is heard within patienceTicks. What was long ago was at longAgo.
+// what is said is heard within patienceTicks. What is older than longAgo makes no difference, and
+// is taken for that old.
 const (
-	overlapTicks  = 1
+	overlapTicks  = 2
 	patienceTicks = 1
 	longAgo       = -overlapTicks - patienceTicks - 1
 	lastVersion   = 2
@@ -40,8 +41,8 @@ type server struct {
 }
 
 // turns is one extension of which something changes, two replicas that hear of it and serve in
-// turn, and a client that reads, now of the one and then of the other. It is always time 0: what is
-// over has a lower one.
+// turn, and a client that reads, now of the one and then of the other. Times are relative to now,
+// which is 0: each tick lowers them.
 type turns struct {
 	own     bool // the extension is that of the first replica
 	version int8
@@ -73,6 +74,7 @@ func newTurns(own bool) turns {
 
 func (w *turns) end(r int) {
 	w.servers[r] = server{reads: NewReads(ReadTimes{overlapTicks * time.Second, patienceTicks * time.Second})}
+	w.servers[r].reads.alone = tickTime(longAgo)
 	if me := int8(r + 1); w.client.waits == me || w.client.watches == me {
 		w.client.waits, w.client.asked, w.client.watches = 0, false, 0
 	}
@@ -112,8 +114,8 @@ func (w *turns) tick() bool {
 		}
 		s.reads.alone = tickTime(older(ticks(s.reads.alone)))
 	}
-	for version := range w.made {
-		w.made[version] = older(w.made[version])
+	for version := range w.version {
+		w.made[version+1] = older(w.made[version+1])
 	}
 	return true
 }
@@ -188,7 +190,9 @@ func (w *turns) steps(next func(after turns, what string, back bool)) {
 				return false
 			}
 			s.catching, s.target, s.asked = true, w.version, 0
-			w.client.asked = w.client.waits == int8(r+1)
+			if w.client.waits == int8(r+1) {
+				w.client.asked = true
+			}
 			return true
 		}))
 		for _, watches := range []bool{false, true} {
@@ -215,9 +219,10 @@ func (w *turns) steps(next func(after turns, what string, back bool)) {
 	}
 }
 
-// Whatever happens around hand-overs, a client is not shown what is older than what it has seen, as
-// long as all is heard in time. Reads do not wait any more when all was heard out, or patience
-// ends.
+// In whatever order two replicas serve, hand over, end, hear of changes and ask what there is, a
+// client is not shown what is older than what it has seen, as long as all is heard in time. Reads
+// do not wait any more when all was heard out, or patience ends. Rounds that fail are left out, and
+// a replica that serves on although its term is over: see current.
 func TestExploreReads(t *testing.T) {
 	for _, own := range []bool{false, true} {
 		atOnce, gaveUp := false, false
@@ -237,7 +242,7 @@ func TestExploreReads(t *testing.T) {
 				gaveUp = gaveUp || s.reads.wait
 			}
 		}
-		NewWithT(t).Expect([]bool{atOnce, gaveUp}).To(HaveEach(!machinetest.Quick()))
+		NewWithT(t).Expect([]bool{atOnce, gaveUp}).To(HaveEach(true))
 		t.Logf("own %v: %d worlds, %d steps", own, len(seen), steps)
 	}
 }

@@ -367,5 +367,5 @@ func (*stream) Resync() error { return nil }
 // UpdateResourceVersion implements toolscache.ResourceVersionUpdater. A bookmark comes here, too.
 func (s *stream) UpdateResourceVersion(version string) {
 	s.peer.hear(s.resource)
-	s.peer.said.set(s.resource, version) // last: who waits for it finds what was heard
+	s.peer.said.set(s.resource, version) // last: what waits for it finds what was heard
 }

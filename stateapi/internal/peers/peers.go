@@ -75,8 +75,10 @@ type Peers struct {
 	leases   coordinationclient.LeasesGetter
 	watching coordinationclient.LeasesGetter // without a timeout
 	leaf     *trust.Leaf
-	observed observed       // used by follow only
-	running  sync.WaitGroup // has what Run has started
+	events   chan func(now time.Time) // what follow does next
+	observed observed                 // used by follow only, and by what it does
+	met      bool                     // the Leases were listed; as observed
+	running  sync.WaitGroup           // has what Run has started
 
 	mu    sync.Mutex
 	known map[string]*peer // guarded by mu; by identity
@@ -106,6 +108,7 @@ func New(config *rest.Config, options Options, listener Listener) (*Peers, error
 		leases:   leases,
 		watching: watching,
 		leaf:     options.Authority.NewLeaf("peer", true, options.ServerName(options.Identity)),
+		events:   make(chan func(time.Time)),
 		observed: observed{longest: options.LeaseDuration, leases: map[string]observation{}},
 		known:    map[string]*peer{},
 	}, nil
@@ -124,14 +127,8 @@ func (p *Peers) Run(ctx context.Context, in func(term *fence.Term)) {
 
 // follow watches the Leases until ctx is done.
 func (p *Peers) follow(ctx context.Context) {
-	events := make(chan func(now time.Time))
-	send := func(f func(now time.Time)) {
-		select {
-		case events <- f:
-		case <-ctx.Done():
-		}
-	}
-	leases, selector := p.watching.Leases(p.options.Namespace), FleetLabel+"="+p.options.Name
+	send := func(f func(now time.Time)) { _ = p.do(ctx, f) }
+	leases := p.watching.Leases(p.options.Namespace)
 	see := func(object any) {
 		if lease, ok := object.(*coordinationv1.Lease); ok {
 			send(func(now time.Time) {
@@ -146,11 +143,11 @@ func (p *Peers) follow(ctx context.Context) {
 	_, informer := toolscache.NewInformerWithOptions(toolscache.InformerOptions{
 		ListerWatcher: toolscache.ToListWatcherWithWatchListSemantics(&toolscache.ListWatch{
 			ListWithContextFunc: func(ctx context.Context, options metav1.ListOptions) (runtime.Object, error) {
-				options.LabelSelector = selector
+				options.LabelSelector = p.selector()
 				return leases.List(ctx, options)
 			},
 			WatchFuncWithContext: func(ctx context.Context, options metav1.ListOptions) (watch.Interface, error) {
-				options.LabelSelector = selector
+				options.LabelSelector = p.selector()
 				return leases.Watch(ctx, options)
 			},
 		}, p.watching),
@@ -170,19 +167,19 @@ func (p *Peers) follow(ctx context.Context) {
 	watching.Go(func() { informer.RunWithContext(ctx) })
 	tick := time.NewTicker(p.options.RetryPeriod)
 	defer tick.Stop()
-	synced, removing := false, semaphore.NewWeighted(1)
+	removing := semaphore.NewWeighted(1)
 	listed := informer.HasSyncedChecker().Done() // HasSynced could wait for the handler, which waits for this loop
 	for {
 		var old []*coordinationv1.Lease
-		if synced {
+		if p.met {
 			old = p.meet(ctx, time.Now())
 		}
 		select {
 		case <-ctx.Done():
 			return
 		case <-listed:
-			synced, listed = true, nil
-		case event := <-events:
+			p.met, listed = true, nil
+		case event := <-p.events:
 			event(time.Now())
 		case <-tick.C:
 			if len(old) > 0 && removing.TryAcquire(1) { // which may take as long as the API server is away
@@ -193,6 +190,56 @@ func (p *Peers) follow(ctx context.Context) {
 			}
 		}
 	}
+}
+
+// do lets follow do something between two of its meetings.
+func (p *Peers) do(ctx context.Context, f func(now time.Time)) error {
+	select {
+	case p.events <- f:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+// selector selects the Leases of the fleet's members.
+func (p *Peers) selector() string { return FleetLabel + "=" + p.options.Name }
+
+// CheckMembers returns an error unless the Listener knows all members that had a Lease when it was
+// called: what is watched may come late. It asks the API server.
+func (p *Peers) CheckMembers(ctx context.Context) error {
+	list, err := p.watching.Leases(p.options.Namespace).List(ctx, metav1.ListOptions{LabelSelector: p.selector()})
+	if err != nil {
+		return errors.Wrap(err, "listing the Leases of the replicas")
+	}
+	result := make(chan error, 1)
+	if err := p.do(ctx, func(time.Time) { result <- p.missing(list.Items) }); err != nil {
+		return errors.New("the replicas are not followed")
+	}
+	return <-result
+}
+
+// missing returns an error if one of the Leases is that of a member, and was not seen. It is called
+// by follow, which meets the members after each that it sees.
+func (p *Peers) missing(leases []coordinationv1.Lease) error {
+	if !p.met {
+		return errors.New("the replicas are not known yet")
+	}
+	for i := range leases {
+		m, is := p.options.memberOf(&leases[i])
+		if !is {
+			continue
+		}
+		if last, seen := p.observed.leases[m.lease]; seen {
+			if known, _ := p.options.memberOf(last.lease); known == m {
+				continue
+			}
+		}
+		if len(p.observed.leases) < maxObserved {
+			return errors.Errorf("replica %s is not known yet", m.identity)
+		}
+	}
+	return nil
 }
 
 // removeAll deletes Leases that are still as they were seen.

@@ -96,6 +96,10 @@ func fleetWithSecret(t *testing.T, name string) (*Peers, *certs.Authority, corev
 			RenewalSpread: time.Millisecond,
 		},
 		listener: &heard{},
+		leases:   client.CoordinationV1(),
+		watching: client.CoordinationV1(),
+		events:   make(chan func(time.Time)),
+		observed: observed{longest: time.Hour, leases: map[string]observation{}},
 		known:    map[string]*peer{},
 	}
 	p.leaf = authority.NewLeaf("peer", true, p.options.ServerName("me"))

@@ -32,7 +32,8 @@ func (p *Peers) Get(ctx context.Context, identity, resource, namespace, name str
 }
 
 // CatchUp waits until the Listener has heard all that a peer had when CatchUp was called. It fails
-// when ctx is done, and for a peer that says nothing for the time of Silence.
+// when ctx is done, when the peer is not followed any more, and if it does not say within the time
+// of Silence what it has.
 func (p *Peers) CatchUp(ctx context.Context, identity string) error {
 	p.mu.Lock()
 	known := p.known[identity]
@@ -119,7 +120,7 @@ func (s *said) await(ctx context.Context, ended <-chan struct{}, resource, versi
 		case <-ended:
 			return errEnded
 		case <-ctx.Done():
-			return ctx.Err()
+			return context.Cause(ctx)
 		}
 	}
 }
