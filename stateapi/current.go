@@ -61,13 +61,15 @@ func newCurrent(term *fence.Term, catchUp func(ctx context.Context) error) *curr
 }
 
 // handOver says that this replica gives up its term, and serves on until another one serves: from
-// now on another one may.
+// now on another one may. If the term is over already, another one may have served for long.
 func (c *current) handOver() {
-	now := time.Now()
+	now := time.Now() // before the term is looked at: the process may be suspended in between
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.reads.Shared(now)
-	c.until = now.Add(overlap)
+	if c.term.Err() == nil {
+		c.until = now.Add(overlap)
+	}
 }
 
 // check returns an error if another replica may serve that does not reckon with this one any more.
@@ -125,15 +127,16 @@ func (c *current) run(ctx context.Context) {
 	}
 }
 
-// read calls read when it may be answered that comes now.
-func (c *current) read(ctx context.Context, read func() error) error {
+// read waits until a read that comes now may be answered, calls answer, and checks that this
+// replica still serves.
+func (c *current) read(ctx context.Context, answer func() error) error {
 	if err := c.await(ctx); err != nil {
 		return err
 	}
-	if err := read(); err != nil {
+	if err := answer(); err != nil {
 		return err
 	}
-	return c.check() // not before: the process may be suspended at any time
+	return c.check() // last, since the process may be suspended at any time
 }
 
 // await waits until a read that comes now may be answered.

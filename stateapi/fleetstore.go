@@ -26,10 +26,11 @@ type fleetStore struct {
 // Get implements apiserver.Getter.
 func (s *fleetStore) Get(ctx apiserver.Context, name string, options *metav1.GetOptions) (*v1alpha1.Connection, error) {
 	c, err := s.currentStore.Get(ctx, name, options)
-	if err == nil {
-		s.merged.ask(ctx, c)
+	if err != nil {
+		return c, err
 	}
-	return c, err
+	s.merged.ask(ctx, c)
+	return c, s.current.check() // again: that may have taken long
 }
 
 // ask fills in what changes all the time, as the replica says it that has the extension. If it does

@@ -1,6 +1,7 @@
 package stateapi
 
 import (
+	"cmp"
 	"context"
 	"slices"
 	"time"
@@ -10,7 +11,7 @@ import (
 )
 
 const (
-	// askAgain is how soon is asked again what could not be answered.
+	// askAgain is the pause before a question that was not answered is asked again.
 	askAgain = 200 * time.Millisecond
 	// silenceInterval is how often those that are waited for are looked at: one may be silent.
 	silenceInterval = 200 * time.Millisecond
@@ -18,19 +19,9 @@ const (
 
 // hearOut waits until what was heard of all replicas includes what they had when it was called. It
 // returns an error if that is not known of one. One that is silent is not waited for: it is shown
-// as that. What this replica has itself is shown while mu is held, and so was before.
+// as that. What this replica has said itself is shown by then: update does both while it holds mu.
 func (m *merged) hearOut(ctx context.Context) error {
-	for {
-		err := m.checkMembers(ctx)
-		if err == nil {
-			break
-		}
-		select {
-		case <-ctx.Done():
-			return err
-		case <-time.After(askAgain):
-		}
-	}
+	unknown := m.awaitMembers(ctx)
 	m.mu.Lock()
 	all := append(m.view.Replicas(), m.members...)
 	m.mu.Unlock()
@@ -41,7 +32,25 @@ func (m *merged) hearOut(ctx context.Context) error {
 			hearing.Go(func() error { return m.hearOutOne(ctx, replica) })
 		}
 	}
-	return hearing.Wait()
+	return cmp.Or(hearing.Wait(), unknown)
+}
+
+// awaitMembers waits until all members are known that there were when it was called, for half of
+// the time in which all are heard out.
+func (m *merged) awaitMembers(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, catchUpTimeout/2)
+	defer cancel()
+	for {
+		err := m.checkMembers(ctx)
+		if err == nil {
+			return nil
+		}
+		select {
+		case <-ctx.Done():
+			return err
+		case <-time.After(askAgain):
+		}
+	}
 }
 
 // hearOutOne is hearOut for one replica. A member is asked until it answers or is silent: a

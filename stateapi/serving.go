@@ -73,15 +73,15 @@ func (f *fleet) serveInTurn(ctx context.Context, failed <-chan error) (err error
 			Client:     leases,
 			LockConfig: resourcelock.ResourceLockConfig{Identity: f.options.Identity},
 		}, func(holds context.Context, term *fence.Term) {
-			server := f.serve(holds, term, &serving, certificates)
+			turn := f.serve(holds, term, &serving, certificates)
 			select {
 			case <-holds.Done():
-			case err := <-server.failed:
+			case err := <-turn.failed:
 				log.FromContext(ctx).Error(err, "Cannot serve the state API; another replica may")
 				pause = failedPause
 			}
-			lost := errors.Is(context.Cause(holds), fence.ErrClosed)
-			f.giveUp(server, ctx.Err() != nil && !lost) // before the Lease is released
+			ends := ctx.Err() != nil
+			f.giveUp(turn, ends && term.Err() == nil) // before the Lease is released
 		})
 		serving.Wait()
 		select {

@@ -22,7 +22,7 @@ func TestCheckMembers(t *testing.T) {
 	p, _ := fleetOf(t, "fleet")
 	client, events := clientset.NewClientset(), watch.NewFake()
 	client.PrependWatchReactor("leases", clienttesting.DefaultWatchReactor(events, nil))
-	p.leases, p.watching = client.CoordinationV1(), client.CoordinationV1()
+	p.leases, p.watching, p.checking = client.CoordinationV1(), client.CoordinationV1(), client.CoordinationV1()
 	fails := false
 	client.PrependReactor("list", "leases", func(clienttesting.Action) (bool, runtime.Object, error) {
 		return fails, nil, apierrors.NewServiceUnavailable("it starts")
@@ -38,7 +38,7 @@ func TestCheckMembers(t *testing.T) {
 	me := create(p.options.leaseName("me"), "me 127.0.0.1:1")
 	short, cancel := context.WithTimeout(t.Context(), 10*time.Millisecond)
 	defer cancel()
-	g.Expect(p.CheckMembers(short)).To(MatchError("the replicas are not followed"))
+	g.Expect(p.CheckMembers(short)).To(MatchError(context.DeadlineExceeded))
 
 	ctx, end := context.WithCancel(logr.NewContext(context.Background(), logr.Discard()))
 	followed := make(chan struct{})
@@ -69,9 +69,26 @@ func TestCheckMembers(t *testing.T) {
 	g.Eventually(check).WithTimeout(patience).Should(Succeed())
 	g.Expect(p.listener.(*heard).all()).To(ContainElement("members you"))
 
+	renewed := you.DeepCopy() // and that was seen so late that the one before counts as expired
+	renewed.ResourceVersion = "2"
+	_, err := client.CoordinationV1().Leases("ns").Update(t.Context(), renewed, metav1.UpdateOptions{})
+	g.Expect(err).NotTo(HaveOccurred())
+	g.Expect(check()).To(Succeed())
+	late := func(lease *coordinationv1.Lease) (err error) {
+		checked := make(chan struct{})
+		g.Expect(p.do(t.Context(), func(now time.Time) {
+			defer close(checked)
+			err = p.missing([]coordinationv1.Lease{*lease}, now.Add(p.observed.longest))
+		})).To(Succeed())
+		<-checked
+		return err
+	}
+	g.Expect(late(renewed)).To(MatchError("replica you is not known yet"))
+	g.Expect(late(you)).To(Succeed())
+
 	moved := you.DeepCopy() // to another address
 	*moved.Spec.HolderIdentity = "you 127.0.0.2:1"
-	_, err := client.CoordinationV1().Leases("ns").Update(t.Context(), moved, metav1.UpdateOptions{})
+	_, err = client.CoordinationV1().Leases("ns").Update(t.Context(), moved, metav1.UpdateOptions{})
 	g.Expect(err).NotTo(HaveOccurred())
 	g.Expect(check()).To(MatchError("replica you is not known yet"))
 	g.Expect(client.CoordinationV1().Leases("ns").Delete(t.Context(), you.Name, metav1.DeleteOptions{})).To(Succeed())

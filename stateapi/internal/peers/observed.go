@@ -42,13 +42,17 @@ func (o *observed) duration(lease *coordinationv1.Lease) time.Duration {
 	return min(o.longest, time.Duration(*lease.Spec.LeaseDurationSeconds)*time.Second)
 }
 
+func (o *observed) isCurrent(seen observation, now time.Time) bool {
+	return now.Sub(seen.at) < o.duration(seen.lease)
+}
+
 // current returns the Leases that have not expired, and those that did long ago.
 func (o *observed) current(now time.Time) (current, old []*coordinationv1.Lease) {
 	for _, seen := range o.leases {
-		switch age := now.Sub(seen.at); {
-		case age < o.duration(seen.lease):
+		switch {
+		case o.isCurrent(seen, now):
 			current = append(current, seen.lease)
-		case age > forgetAfter*o.longest:
+		case now.Sub(seen.at) > forgetAfter*o.longest:
 			old = append(old, seen.lease)
 		}
 	}

@@ -74,6 +74,7 @@ type Peers struct {
 	listener Listener
 	leases   coordinationclient.LeasesGetter
 	watching coordinationclient.LeasesGetter // without a timeout
+	checking coordinationclient.LeasesGetter // with a limit of its own
 	leaf     *trust.Leaf
 	events   chan func(now time.Time) // what follow does next
 	observed observed                 // used by follow only, and by what it does
@@ -102,11 +103,18 @@ func New(config *rest.Config, options Options, listener Listener) (*Peers, error
 	if err != nil {
 		return nil, errors.Wrap(err, "creating a client")
 	}
+	limited := rest.CopyConfig(bounded)
+	limited.RateLimiter, limited.QPS, limited.Burst = nil, checksPerSecond, checksPerSecond
+	checking, err := coordinationclient.NewForConfig(limited)
+	if err != nil {
+		return nil, errors.Wrap(err, "creating a client")
+	}
 	return &Peers{
 		options:  options,
 		listener: listener,
 		leases:   leases,
 		watching: watching,
+		checking: checking,
 		leaf:     options.Authority.NewLeaf("peer", true, options.ServerName(options.Identity)),
 		events:   make(chan func(time.Time)),
 		observed: observed{longest: options.LeaseDuration, leases: map[string]observation{}},
@@ -205,33 +213,39 @@ func (p *Peers) do(ctx context.Context, f func(now time.Time)) error {
 // selector selects the Leases of the fleet's members.
 func (p *Peers) selector() string { return FleetLabel + "=" + p.options.Name }
 
+// checksPerSecond is how often CheckMembers may ask the API server.
+const checksPerSecond = 20
+
 // CheckMembers returns an error unless the Listener knows all members that had a Lease when it was
 // called: what is watched may come late. It asks the API server.
 func (p *Peers) CheckMembers(ctx context.Context) error {
-	list, err := p.watching.Leases(p.options.Namespace).List(ctx, metav1.ListOptions{LabelSelector: p.selector()})
+	list, err := p.checking.Leases(p.options.Namespace).List(ctx, metav1.ListOptions{LabelSelector: p.selector()})
 	if err != nil {
 		return errors.Wrap(err, "listing the Leases of the replicas")
 	}
 	result := make(chan error, 1)
-	if err := p.do(ctx, func(time.Time) { result <- p.missing(list.Items) }); err != nil {
-		return errors.New("the replicas are not followed")
+	if err := p.do(ctx, func(now time.Time) { result <- p.missing(list.Items, now) }); err != nil {
+		return errors.Wrap(err, "waiting for the Leases that are watched")
 	}
 	return <-result
 }
 
-// missing returns an error if one of the Leases is that of a member, and was not seen. It is called
-// by follow, which meets the members after each that it sees.
-func (p *Peers) missing(leases []coordinationv1.Lease) error {
+// missing returns an error if one of the Leases is that of a member, and was not seen, or was taken
+// for one that has expired. It is called by follow, which meets the members after each that it
+// sees.
+func (p *Peers) missing(leases []coordinationv1.Lease, now time.Time) error {
 	if !p.met {
 		return errors.New("the replicas are not known yet")
 	}
 	for i := range leases {
 		m, is := p.options.memberOf(&leases[i])
-		if !is {
+		if !is || m.identity == p.options.Identity {
 			continue
 		}
 		if last, seen := p.observed.leases[m.lease]; seen {
-			if known, _ := p.options.memberOf(last.lease); known == m {
+			known, _ := p.options.memberOf(last.lease)
+			renewed := last.lease.ResourceVersion != leases[i].ResourceVersion
+			if known == m && (!renewed || p.observed.isCurrent(last, now)) {
 				continue
 			}
 		}

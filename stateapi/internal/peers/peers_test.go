@@ -98,6 +98,7 @@ func fleetWithSecret(t *testing.T, name string) (*Peers, *certs.Authority, corev
 		listener: &heard{},
 		leases:   client.CoordinationV1(),
 		watching: client.CoordinationV1(),
+		checking: client.CoordinationV1(),
 		events:   make(chan func(time.Time)),
 		observed: observed{longest: time.Hour, leases: map[string]observation{}},
 		known:    map[string]*peer{},
