@@ -43,8 +43,8 @@
 //     fails here, and is not sent as another identity.
 //   - Tokens come from the TokenRequest API, with the UID of the ServiceAccount as a precondition.
 //     Extensions that name the same ServiceAccount share one token. The token is kept until the
-//     last of these extensions is gone. After 60 to 80 % of its lifetime the token is renewed, by
-//     one request at a time.
+//     last of these extensions is gone. After 60 to 80 % of the time for which it may be sent, which
+//     ends 10 s before its expiry, the token is renewed, by one request at a time.
 //   - At a remote API server, a renewed token is used after that server has stated the same
 //     identity for it, and no sooner: after a signing key that it does not know, the connection
 //     goes on with the token that works. A token leaves only if it has one audience, and the host operator's own

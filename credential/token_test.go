@@ -540,8 +540,12 @@ func TestDiscard(t *testing.T) {
 
 func TestRenewAfter(t *testing.T) {
 	g := NewWithT(t)
-	g.Expect(renewAfter(100*time.Minute, 0)).To(Equal(80 * time.Minute))
-	g.Expect(renewAfter(100*time.Minute, 0.999)).To(BeNumerically("~", 60*time.Minute, time.Minute))
+	g.Expect(renewAfter(100*time.Minute+expiryMargin, 0)).To(Equal(80 * time.Minute))
+	g.Expect(renewAfter(100*time.Minute+expiryMargin, 0.999)).To(BeNumerically("~", 60*time.Minute, time.Minute))
+	for _, life := range []time.Duration{expiryMargin + time.Second, 45 * time.Second, time.Minute, time.Hour} {
+		token := &issuedToken{requestedAt: time.Now(), life: life, renew: renewAfter(life, 0)}
+		g.Expect(token.valid(token.requestedAt.Add(token.renew))).To(BeTrue(), "a token of %s is renewed while it is valid", life)
+	}
 }
 
 func TestClassify(t *testing.T) {

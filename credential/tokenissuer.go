@@ -118,10 +118,11 @@ func lifeOf(answer *authenticationv1.TokenRequest, requestedAt time.Time) time.D
 	return life
 }
 
-// renewAfter returns the age at which to renew a token: 60 to 80 % of its lifetime. jitter in [0,1)
-// spreads the renewals of tokens that were issued at the same time.
+// renewAfter returns the age at which to renew a token: 60 to 80 % of the time for which it may be
+// sent, so that it is still valid then, however short its lifetime is. jitter in [0,1) spreads the
+// renewals of tokens that were issued at the same time.
 func renewAfter(life time.Duration, jitter float64) time.Duration {
-	return time.Duration(float64(life) * (0.8 - jitter/5))
+	return time.Duration(float64(life-expiryMargin) * (0.8 - jitter/5))
 }
 
 // classify adds the reason why a TokenRequest failed. An error without a status is returned
