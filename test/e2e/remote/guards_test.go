@@ -82,6 +82,7 @@ func (h *hostile) tokens() []string {
 // nor at another API server that trusts the same issuer.
 func TestHostileTarget(t *testing.T) {
 	g := NewWithT(t)
+	logRequests(t)
 	ns := namespace(t)
 	server := newHostile(t, usernameOf(types.NamespacedName{Namespace: ns, Name: "victim"}))
 	o := startOperator(t, credential.ServiceAccountTokens(tokensFor(always(credential.Target{

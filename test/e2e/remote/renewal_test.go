@@ -44,6 +44,7 @@ func uses(t *testing.T, account types.NamespacedName, since time.Time, known any
 // takes up the renewed token.
 func TestSigningKeyReplacedWithOverlap(t *testing.T) {
 	g := NewWithT(t)
+	logRequests(t)
 	ns := namespace(t)
 	next, err := host.PublishServiceAccountKey()
 	g.Expect(err).NotTo(HaveOccurred())
@@ -75,6 +76,7 @@ func TestSigningKeyReplacedWithOverlap(t *testing.T) {
 // it expires, and the state says why.
 func TestSigningKeyReplacedWithoutOverlap(t *testing.T) {
 	g := NewWithT(t)
+	logRequests(t)
 	ns := namespace(t)
 	o := startOperator(t, credential.ServiceAccountTokens(tokensFor(always(at(second)))))
 	o.host.set(lasting(75 * time.Second)) // a renewed one is refused well before that

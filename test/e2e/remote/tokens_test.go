@@ -16,6 +16,7 @@ import (
 // token of a deleted ServiceAccount until it expires; the connection ends at once.
 func TestActsAtAnotherCluster(t *testing.T) {
 	g := NewWithT(t)
+	logRequests(t)
 	ctx, begin := t.Context(), time.Now()
 	ns := namespace(t)
 	tenant(t, ns, "remote")
