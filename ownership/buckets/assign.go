@@ -21,12 +21,13 @@ func bucketOf(uid types.UID, n int) int {
 
 // assign returns which of the members should hold each bucket, given who holds each now: "" for
 // none. It depends on nothing else, so that all members come to the same result. Each member gets
-// at most its part, rounded up.
+// its part, rounded down or up: no two differ by more than one bucket.
 //
 // A member keeps what it holds, up to its part. The rest is rendezvous hashing with that bound:
 // each bucket has a score with each member, and the pairs get each other in the order of their
-// scores, as long as the bucket is free and the member has room. While the result is being carried
-// out, it stays the same.
+// scores, as long as the bucket is free and the member has room. Those that come first to what is
+// left over, one bucket each, have their part rounded up. While the result is being carried out, it
+// stays the same.
 func assign(members, holders []string) []string {
 	n := len(holders)
 	owners := make([]string, n)
@@ -54,13 +55,17 @@ func assign(members, holders []string) []string {
 		}
 		return cmp.Or(cmp.Compare(y.score, x.score), cmp.Compare(x.bucket, y.bucket), cmp.Compare(x.member, y.member))
 	})
-	room := (n + len(members) - 1) / len(members)
+	part, left := n/len(members), n%len(members)
 	has := map[string]int{}
 	for _, p := range pairs {
-		if owners[p.bucket] == "" && has[p.member] < room {
-			owners[p.bucket] = p.member
-			has[p.member]++
+		if owners[p.bucket] != "" || has[p.member] > part || has[p.member] == part && left == 0 {
+			continue
 		}
+		if has[p.member] == part {
+			left--
+		}
+		owners[p.bucket] = p.member
+		has[p.member]++
 	}
 	return owners
 }

@@ -15,9 +15,9 @@
 //
 // The fleet is divided into buckets. Each bucket has a Lease, which a replica holds by client-go's
 // leader election, and a fence (package fence). Rendezvous hashing with a bound says which of the
-// replicas that are alive is to hold which bucket: all have about the same number, and a replica
-// that joins or ends moves no more than its part. A bucket moves when its replica has given the
-// bucket up. Each replica gives up at most two buckets at a time, and the next ones when the
+// replicas that are alive is to hold which bucket: no two differ by more than one bucket, and a
+// replica that joins or ends moves no more than its part. A bucket moves when its replica has given
+// the bucket up. Each replica gives up at most two buckets at a time, and the next ones when the
 // extensions of these are connected again.
 //
 // All replicas divide a fleet in the same way. Together they hold the Lease of the fleet, whose

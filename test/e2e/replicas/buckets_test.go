@@ -110,7 +110,8 @@ func (f *fleet) settle(n, replicas int) {
 		g.Expect(sum).To(Equal(n))
 		g.Expect(len(f.owners())).To(Equal(n), "each has one replica")
 		for holder, buckets := range f.holders(g) { // so that none is to move any more
-			g.Expect(buckets).To(BeNumerically("<=", (f.options.Buckets+replicas-1)/replicas), "buckets of %s", holder)
+			g.Expect(buckets).To(BeElementOf(f.options.Buckets/replicas, (f.options.Buckets+replicas-1)/replicas),
+				"buckets of %s", holder)
 		}
 	}).WithTimeout(2 * patience).WithPolling(200 * time.Millisecond).Should(Succeed())
 }
