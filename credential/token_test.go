@@ -544,7 +544,8 @@ func TestRenewAfter(t *testing.T) {
 	g.Expect(renewAfter(100*time.Minute+expiryMargin, 0.999)).To(BeNumerically("~", 60*time.Minute, time.Minute))
 	for _, life := range []time.Duration{expiryMargin + time.Second, 45 * time.Second, time.Minute, time.Hour} {
 		token := &issuedToken{requestedAt: time.Now(), life: life, renew: renewAfter(life, 0)}
-		g.Expect(token.valid(token.requestedAt.Add(token.renew))).To(BeTrue(), "a token of %s is renewed while it is valid", life)
+		renewed := token.requestedAt.Add(token.renew)
+		g.Expect(token.valid(renewed)).To(BeTrue(), "a token of %s is renewed while it is valid", life)
 	}
 }
 
