@@ -154,6 +154,43 @@ func TestConditionsOfASilentReplica(t *testing.T) {
 	})
 }
 
+// What only the replica knows that is not heard is not shown: another one may have heard and shown
+// later versions.
+func TestVersionsOfASilentReplica(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		g := NewWithT(t)
+		f := newView()
+		m := f.merged
+		shows := func(state string, term, version int64, cell any) {
+			t.Helper()
+			shown, _, _ := (&Replicas{f}).Show(client.ObjectKey{Name: "red"})
+			status := shown.Status
+			g.Expect([]any{status.State, status.Term, status.Epoch, status.Replica}).To(Equal([]any{state, term, version, "a"}))
+			if cell == nil {
+				g.Expect(epochCell(shown)).To(BeNil())
+				return
+			}
+			g.Expect(epochCell(shown)).To(Equal(cell))
+		}
+		said := claim("red", "1", v1alpha1.StateConnected, 11)
+		said.Status.Epoch = 2
+		m.Replaced("a", connectionsResource, []runtime.Object{said}) // and not heard since
+		shows(v1alpha1.StateUnknown, 0, 0, nil)
+		m.Heard("a")
+		shows(v1alpha1.StateConnected, 11, 2, int64(2))
+		for range 8 {
+			time.Sleep(time.Second)
+			m.tick(time.Now())
+		}
+		shows(v1alpha1.StateUnknown, 0, 0, nil)
+		m.Changed("a", connectionsResource, claim("red", "1", v1alpha1.StateDegraded, 10))
+		g.Expect(m.gauges(time.Now()).Unclaimed.Extensions).To(Equal(1), "the term that was shown still counts here")
+		m.Changed("a", connectionsResource, said)
+		m.Heard("a")
+		shows(v1alpha1.StateConnected, 11, 2, int64(2))
+	})
+}
+
 // A replica serves the view of all when it knows who they are, and has listed each resource of
 // each.
 func TestAwaitComplete(t *testing.T) {

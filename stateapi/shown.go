@@ -99,6 +99,8 @@ func (m *merged) connectionLocked(key client.ObjectKey, choice merge.Choice, row
 		}
 		m.becomes(c, v1alpha1.StateUnknown, v1alpha1.ReasonReplicaSilent, at, fmt.Sprintf(
 			"replica %s was not heard since %s, and this is what it said then", choice.Replica, at.UTC().Format(time.RFC3339)))
+		// It may have shown later ones, which were not heard here.
+		c.Status.Term, c.Status.Epoch = 0, 0
 	default:
 		known := m.known[key]
 		c = &v1alpha1.Connection{ObjectMeta: metadataOf(clustercache.ConnectionState{

@@ -116,6 +116,14 @@ func connectionOf(state clustercache.ConnectionState) *v1alpha1.Connection {
 
 type connectionColumn = apiserver.Column[*v1alpha1.Connection]
 
+// epochCell returns what the table has as the epoch: nothing of a replica that is not heard.
+func epochCell(c *v1alpha1.Connection) any {
+	if c.Status.State == v1alpha1.StateUnknown {
+		return nil
+	}
+	return c.Status.Epoch
+}
+
 func connectionColumns() apiserver.StoreOption {
 	return apiserver.Columns(
 		connectionColumn{
@@ -172,7 +180,7 @@ func connectionColumns() apiserver.StoreOption {
 			Name: "Epoch",
 			Type: "integer",
 			Wide: true,
-			Cell: func(c *v1alpha1.Connection) any { return c.Status.Epoch },
+			Cell: epochCell,
 		},
 		connectionColumn{Name: "Message", Wide: true, Cell: func(c *v1alpha1.Connection) any { return c.Status.Message }},
 	)

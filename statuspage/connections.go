@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"strconv"
 	"strings"
 	"text/tabwriter"
 	"time"
@@ -48,13 +49,16 @@ func writeTable(w io.Writer, states []shown, fleet bool, now time.Time) {
 	}
 	fmt.Fprintln(table, "EXTENSION\tSTATE\tREASON\tAGE\tIDENTITY\tTARGET\t"+heading+"EPOCH\tWATCHES\tMESSAGE")
 	for _, state := range states {
-		short, replica := state.summary, ""
+		short, replica, epoch := state.summary, "", strconv.FormatInt(state.Epoch, 10)
+		if state.silent() {
+			epoch = "-"
+		}
 		if fleet {
 			replica = orDash(state.replica()) + "\t"
 		}
-		fmt.Fprintf(table, "%s\t%s\t%s\t%s\t%s\t%s\t%s%d\t%d\t%s\n", connstate.KeyString(state.Extension), short.State,
+		fmt.Fprintf(table, "%s\t%s\t%s\t%s\t%s\t%s\t%s%s\t%d\t%s\n", connstate.KeyString(state.Extension), short.State,
 			orDash(short.Reason), now.Sub(short.Since).Round(time.Second), orDash(state.Identity.Username),
-			orDash(state.Target), replica, state.Epoch, len(state.Watches), oneLine(short.Message))
+			orDash(state.Target), replica, epoch, len(state.Watches), oneLine(short.Message))
 	}
 	_ = table.Flush()
 }

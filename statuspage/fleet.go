@@ -24,7 +24,7 @@ type row struct {
 	Target    string    `json:"target,omitempty"`
 	Replica   string    `json:"replica,omitempty"` // that has it, or had it last
 	ClaimedBy []string  `json:"claimedBy,omitempty"`
-	Connects  int64     `json:"connects"`
+	Connects  int64     `json:"connects"` // 0 while Unknown
 	Healthy   bool      `json:"healthy"`
 	Watches   int       `json:"watches"`
 	Scopes    int       `json:"scopes"`

@@ -396,7 +396,7 @@
     setText(replica, (claimants.length > 1 ? claimants : [row.replica || ""]).map(shortReplica).join(" and "));
     replica.title = claimants.length > 1 ? claimants.join(" and ") + " claim it; this is what " + row.replica + " says." : row.replica || "";
     replica.classList.toggle("wait", claimants.length > 1);
-    setText(connects, String(row.connects));
+    setText(connects, row.state === "Unknown" ? "" : String(row.connects));
     setText(scopes, row.scopes + (row.troubled ? " (" + row.troubled + " fail)" : ""));
     scopes.title = row.sharedBy > 1 ? row.sharedBy + " extensions share this cache" : "";
     scopes.className = "number" + (row.troubled ? " wait" : "");

@@ -121,6 +121,7 @@ func held(name, replica string) *v1alpha1.Connection {
 func unheard(c *v1alpha1.Connection, second int) *v1alpha1.Connection {
 	c = c.DeepCopy()
 	c.Status.State, c.Status.Reason = v1alpha1.StateUnknown, v1alpha1.ReasonReplicaSilent
+	c.Status.Term, c.Status.Epoch = 0, 0
 	c.Status.Since = &metav1.Time{Time: at(second)}
 	c.Status.Message = "replica " + c.Status.Replica + " was not heard"
 	return c
@@ -243,9 +244,35 @@ func TestTimelineOfFleet(t *testing.T) {
 	expect("ProbeFailed  timeout")
 	view.set(nil, held("red", "c"))
 	expect("ProbeSucceeded  ")
+	view.set(nil, unheard(held("red", "d"), 5)) // which took it, and was silent at once
+	expect("ReplicaSilent  replica d was not heard", "Moved  from c to d", "ProbeSucceeded  ")
+	view.set(nil, held("red", "d"))
+	expect(first, "ReplicaHeard  d", "ReplicaSilent  replica d was not heard")
+	again := held("red", "d")
+	again.Status.Epoch = 2
+	view.set(nil, unheard(held("red", "d"), 6))
+	view.set(nil, again)
+	expect("Connected  connect 2, as system:serviceaccount:ns:sa to https://server",
+		"Disconnected  ended and connected again", "ReplicaHeard  d", "ReplicaSilent  replica d was not heard", first)
+	recreated := held("red", "d")
+	recreated.UID = "another"
+	view.set(nil, unheard(recreated, 7))
+	view.set(nil, recreated)
+	expect(first, "Recreated  another object has the name now: UID another", "ReplicaSilent  replica d was not heard")
+
+	// One that is silent when it is seen first is connected when it is heard.
+	other := func(want ...string) {
+		t.Helper()
+		var got []string
+		for _, e := range viewAt(t, page, "extension=other").Extension.Timeline {
+			got = append(got, e.What)
+		}
+		g.Expect(got).To(Equal(want))
+	}
 	view.set(nil, unheard(held("other", "a"), 5))
-	timeline := viewAt(t, page, "extension=other").Extension.Timeline
-	g.Expect(timeline[0].What).To(Equal(entrySilent), "also of what was never seen otherwise")
+	other(entrySilent)
+	view.set(nil, held("other", "a"))
+	other(entryConnected, entryHeard, entrySilent)
 }
 
 // The text and the JSON of connections say which replica has an extension, and the JSON of one has
@@ -267,7 +294,7 @@ func TestConnectionsOfFleet(t *testing.T) {
 	page, _, end := startFleetPage(t, rich, unheard(held("lost", "c"), 9), unclaimed("nowhere"))
 	defer end()
 	g.Expect(get(page, "/connections").Body.String()).To(And(MatchRegexp(`^EXTENSION .* TARGET +REPLICA +EPOCH `),
-		MatchRegexp(`(?m)^lost +Unknown +ReplicaSilent .* c +1 `), MatchRegexp(`(?m)^nowhere +Disconnected +NoReplica .* - +0 `),
+		MatchRegexp(`(?m)^lost +Unknown +ReplicaSilent .* c +- `), MatchRegexp(`(?m)^nowhere +Disconnected +NoReplica .* - +0 `),
 		MatchRegexp(`(?s)lost .*nowhere .*rich `)))
 	var one struct {
 		Connections []struct {

@@ -194,13 +194,6 @@ func entriesOf(old *seen, state shown, now time.Time) (seen, []entry) {
 		next := seenOf(old, state.ConnectionState)
 		return next, entriesBetween(old, next, state.ConnectionState, now)
 	}
-	if state.silent() && old != nil && old.uid == state.UID && old.replica == state.replica() {
-		next := *old
-		if next.silent = true; old.silent {
-			return next, nil
-		}
-		return next, []entry{{Time: state.summary.Since, What: entrySilent, Message: cut(state.summary.Message)}}
-	}
 	var entries []entry
 	if old != nil && old.uid == state.UID && old.replica != "" && state.replica() != "" {
 		switch was := *old; {
@@ -211,20 +204,26 @@ func entriesOf(old *seen, state shown, now time.Time) (seen, []entry) {
 				Message: "from " + was.replica + " to " + state.replica(),
 			})
 			old = &seen{uid: was.uid, connecting: true} // it counts from the beginning
-		case was.silent:
+		case was.silent && !state.silent():
 			entries = append(entries, entry{Time: now, What: entryHeard, Message: was.replica})
 		}
 	}
+	if state.silent() { // it has no epoch: what was before is compared when the replica is heard
+		next := seen{uid: state.UID, connecting: true}
+		if old != nil {
+			next = *old
+		}
+		if !next.silent {
+			entries = append(entries, entry{Time: state.summary.Since, What: entrySilent, Message: cut(state.summary.Message)})
+		}
+		next.replica, next.silent = state.replica(), true
+		return next, entries
+	}
 	next := seenOf(old, state.ConnectionState)
-	next.replica, next.silent = state.replica(), state.silent()
-	if next.replica == "" && old != nil {
+	if next.replica = state.replica(); next.replica == "" && old != nil {
 		next.replica = old.replica
 	}
-	entries = append(entries, entriesBetween(old, next, state.ConnectionState, now)...)
-	if next.silent {
-		entries = append(entries, entry{Time: state.summary.Since, What: entrySilent, Message: cut(state.summary.Message)})
-	}
-	return next, entries
+	return next, append(entries, entriesBetween(old, next, state.ConnectionState, now)...)
 }
 
 // scopeEntries returns the entries for scopes that stopped or began to deliver.

@@ -19,7 +19,7 @@ type Column[T runtime.Object] struct {
 	Description string
 	// Wide columns are shown with "-o wide" only.
 	Wide bool
-	// Cell returns the cell of an object: a string, an int64, a float64 or a bool.
+	// Cell returns the cell of an object: a string, an int64, a float64, a bool, or nil for nothing.
 	Cell func(T) any
 }
 

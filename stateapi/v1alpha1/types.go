@@ -83,7 +83,8 @@ type ConnectionStatus struct {
 	// URL of the API server.
 	// +optional
 	Target string `json:"target,omitempty"`
-	// How often a connection was made so far, by this replica.
+	// How often a connection was made so far, by this replica. Absent while Unknown: the replica may
+	// have made more.
 	// +optional
 	Epoch int64 `json:"epoch,omitempty"`
 	// Where replicas share the extensions: which one has it, or had it last.
@@ -91,6 +92,7 @@ type ConnectionStatus struct {
 	Replica string `json:"replica,omitempty"`
 	// Where replicas share the extensions by Leases: how often that of the extension was taken before,
 	// by all replicas. It grows from one replica to the next, and when one takes the Lease again.
+	// Absent while Unknown.
 	// +optional
 	Term int64 `json:"term,omitempty"`
 	// Where replicas share the extensions: the replicas that claim it, if they are several. They say

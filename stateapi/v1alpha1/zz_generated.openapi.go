@@ -197,7 +197,7 @@ func schema_latchkey_dev_latchkey_stateapi_v1alpha1_ConnectionStatus(ref common.
 					},
 					"epoch": {
 						SchemaProps: spec.SchemaProps{
-							Description: "How often a connection was made so far, by this replica.",
+							Description: "How often a connection was made so far, by this replica. Absent while Unknown: the replica may have made more.",
 							Type:        []string{"integer"},
 							Format:      "int64",
 						},
@@ -211,7 +211,7 @@ func schema_latchkey_dev_latchkey_stateapi_v1alpha1_ConnectionStatus(ref common.
 					},
 					"term": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Where replicas share the extensions by Leases: how often that of the extension was taken before, by all replicas. It grows from one replica to the next, and when one takes the Lease again.",
+							Description: "Where replicas share the extensions by Leases: how often that of the extension was taken before, by all replicas. It grows from one replica to the next, and when one takes the Lease again. Absent while Unknown.",
 							Type:        []string{"integer"},
 							Format:      "int64",
 						},

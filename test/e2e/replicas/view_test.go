@@ -345,15 +345,20 @@ func (w *watcher) deaf(r *replica, is bool) {
 func (w *watcher) see(row v1alpha1.Connection) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	before, known := w.rows[row.Name]
-	was, is := before.Status, row.Status
-	if known && is.Replica != "" && was.Replica != "" && (is.Term < was.Term ||
+	was, is := w.rows[row.Name].Status, row.Status
+	if is.Replica == "" || is.State == v1alpha1.StateUnknown { // no replica vouches for it; what was shown counts
+		if is.Term != 0 || is.Epoch != 0 {
+			w.broken = append(w.broken, fmt.Sprintf("%s is %s, at %d/%d of %q", row.Name, is.State, is.Term, is.Epoch,
+				is.Replica))
+		}
+		row.Status.Term, row.Status.Epoch, row.Status.Replica = was.Term, was.Epoch, was.Replica
+		w.rows[row.Name] = row
+		return
+	}
+	if was.Replica != "" && (is.Term < was.Term ||
 		is.Replica == was.Replica && is.Term == was.Term && is.Epoch < was.Epoch) {
 		w.broken = append(w.broken, fmt.Sprintf("%s goes from %d/%d of %s back to %d/%d of %s", row.Name, was.Term, was.Epoch,
 			was.Replica, is.Term, is.Epoch, is.Replica))
-	}
-	if row.Status.Replica == "" { // no replica has it; the term that was shown counts
-		row.Status.Term, row.Status.Epoch, row.Status.Replica = was.Term, was.Epoch, was.Replica
 	}
 	w.rows[row.Name] = row
 }
