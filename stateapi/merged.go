@@ -154,12 +154,18 @@ func copyOfScope(s *v1alpha1.Scope) *v1alpha1.Scope {
 // Members implements peers.Listener.
 func (m *merged) Members(identities []string) {
 	slices.Sort(identities)
+	m.showAll(m.meet(identities), false)
+}
+
+// meet takes over who is there, and returns the extensions of which something else is shown now.
+func (m *merged) meet(identities []string) (changed []client.ObjectKey) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if m.met && slices.Equal(identities, m.members) {
-		return
+		return nil
 	}
 	m.met, m.members = true, identities
+	changed = m.view.Members(identities)
 	now, before := time.Now(), m.metAt
 	m.metAt = make(map[string]time.Time, len(identities))
 	for _, replica := range identities {
@@ -169,6 +175,7 @@ func (m *merged) Members(identities []string) {
 	}
 	m.noticeLocked(now)
 	m.broadcastLocked()
+	return changed
 }
 
 // Gone implements peers.Listener.

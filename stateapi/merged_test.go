@@ -191,6 +191,50 @@ func TestVersionsOfASilentReplica(t *testing.T) {
 	})
 }
 
+// An extension is not said to be without a replica while one is not heard that may have it.
+func TestUnheardMember(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		g := NewWithT(t)
+		f := newView()
+		m := f.merged
+		f.know("red", "1")
+		begun := time.Now()
+		shows := func(state, reason, message string) {
+			t.Helper()
+			shown, _, _ := (&Replicas{f}).Show(client.ObjectKey{Name: "red"})
+			status := shown.Status
+			g.Expect([]string{status.State, status.Reason, status.Message, status.Replica}).To(Equal([]string{state, reason,
+				message, ""}))
+			g.Expect(status.Since.Time).To(BeTemporally("==", begun))
+		}
+		shows(v1alpha1.StateDisconnected, v1alpha1.ReasonNoReplica, "no replica has it")
+		time.Sleep(time.Second)
+		m.Members([]string{"e", "d", "c", "b", "a"})
+		shows(v1alpha1.StateUnknown, v1alpha1.ReasonReplicaSilent,
+			"no replica that is heard has it; not heard, and may have it: a, b, c and 2 more")
+		g.Expect(m.gauges(time.Now()).Unclaimed.Oldest).To(Equal(time.Second), "it goes on to count")
+		m.Members([]string{"a", "b"})
+		shows(v1alpha1.StateUnknown, v1alpha1.ReasonReplicaSilent,
+			"no replica that is heard has it; not heard, and may have it: a, b")
+		m.Heard("a")
+		m.Heard("b")
+		shows(v1alpha1.StateDisconnected, v1alpha1.ReasonNoReplica, "no replica has it")
+		for range 7 {
+			time.Sleep(time.Second)
+			m.Heard("a")
+			m.tick(time.Now())
+		}
+		shows(v1alpha1.StateUnknown, v1alpha1.ReasonReplicaSilent,
+			"no replica that is heard has it; not heard, and may have it: b")
+
+		f.know("blue", "2")
+		g.Expect(m.gauges(time.Now()).Unclaimed.Extensions).To(Equal(1), "b may have blue")
+		m.Gone("b")
+		m.Members([]string{"a"})
+		g.Expect(m.gauges(time.Now()).Unclaimed.Extensions).To(Equal(2))
+	})
+}
+
 // A replica serves the view of all when it knows who they are, and has listed each resource of
 // each.
 func TestAwaitComplete(t *testing.T) {

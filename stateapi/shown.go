@@ -3,6 +3,7 @@ package stateapi
 import (
 	"fmt"
 	"slices"
+	"strings"
 	"time"
 
 	"k8s.io/apimachinery/pkg/api/meta"
@@ -101,24 +102,41 @@ func (m *merged) connectionLocked(key client.ObjectKey, choice merge.Choice, row
 			"replica %s was not heard since %s, and this is what it said then", choice.Replica, at.UTC().Format(time.RFC3339)))
 		// It may have shown later ones, which were not heard here.
 		c.Status.Term, c.Status.Epoch = 0, 0
-	default:
+	default: // Unclaimed and Unsure
 		known := m.known[key]
 		c = &v1alpha1.Connection{ObjectMeta: metadataOf(clustercache.ConnectionState{
 			Extension: key,
 			UID:       known.UID,
 			Created:   known.Created,
 		}, key.Name)}
-		text := "no replica has it"
 		since := now
-		if last := m.shown[key]; last.choice.Kind == merge.Unclaimed {
+		if last := m.shown[key].choice.Kind; last == merge.Unclaimed || last == merge.Unsure {
 			since = m.sinceLocked(key, now)
 		}
-		m.becomes(c, v1alpha1.StateDisconnected, v1alpha1.ReasonNoReplica, since, text)
+		if choice.Kind == merge.Unclaimed {
+			m.becomes(c, v1alpha1.StateDisconnected, v1alpha1.ReasonNoReplica, since, "no replica has it")
+			break
+		}
+		m.becomes(c, v1alpha1.StateUnknown, v1alpha1.ReasonReplicaSilent, since, fmt.Sprintf(
+			"no replica that is heard has it; not heard, and may have it: %s", m.unheardLocked()))
 	}
 	if choice.Contested {
 		c.Status.ClaimedBy = m.view.Claimants(key)
 	}
 	return c
+}
+
+// namedUnheard is how many replicas that are not heard are named in a message.
+const namedUnheard = 3
+
+// unheardLocked returns the names of members that are not heard.
+func (m *merged) unheardLocked() string {
+	names := m.view.Unheard()
+	more := ""
+	if others := len(names) - namedUnheard; others > 0 {
+		names, more = names[:namedUnheard], fmt.Sprintf(" and %d more", others)
+	}
+	return strings.Join(names, ", ") + more
 }
 
 // sinceLocked returns since when an extension is shown as it is.

@@ -47,7 +47,9 @@ func (t *tally) replace(key client.ObjectKey, before, after shownExtension, now 
 		t.unclaimed.remove(key)
 		t.contested.remove(key)
 	}
-	t.unclaimed.set(key, after.choice.Kind == merge.Unclaimed, now)
+	// A replica that is silent for a while does not make the others begin to count anew.
+	t.unclaimed.set(key, after.choice.Kind == merge.Unclaimed ||
+		after.choice.Kind == merge.Unsure && t.unclaimed.since[key] != nil, now)
 	t.contested.set(key, after.choice.Contested, now)
 }
 

@@ -260,6 +260,11 @@ func TestTimelineOfFleet(t *testing.T) {
 	view.set(nil, recreated)
 	expect(first, "Recreated  another object has the name now: UID another", "ReplicaSilent  replica d was not heard")
 
+	// No replica that is heard has it, and the one that had it is not heard.
+	view.set(nil, unheard(unclaimed("red"), 8))
+	view.set(nil, recreated)
+	expect("ReplicaHeard  d", "ReplicaSilent  replica  was not heard", first)
+
 	// One that is silent when it is seen first is connected when it is heard.
 	other := func(want ...string) {
 		t.Helper()

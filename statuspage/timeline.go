@@ -216,7 +216,9 @@ func entriesOf(old *seen, state shown, now time.Time) (seen, []entry) {
 		if !next.silent {
 			entries = append(entries, entry{Time: state.summary.Since, What: entrySilent, Message: cut(state.summary.Message)})
 		}
-		next.replica, next.silent = state.replica(), true
+		if next.silent = true; state.replica() != "" {
+			next.replica = state.replica()
+		}
 		return next, entries
 	}
 	next := seenOf(old, state.ConnectionState)

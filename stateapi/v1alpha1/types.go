@@ -18,7 +18,7 @@ const (
 	StateDegraded     = "Degraded"     // there is a connection, and some of the work does not get done
 	StateConnecting   = "Connecting"   // the first connect is in progress
 	StateDisconnected = "Disconnected" // there is none, also while it is tried again
-	StateUnknown      = "Unknown"      // the replica that had the extension last is not heard
+	StateUnknown      = "Unknown"      // a replica is not heard that had the extension last, or may have it
 )
 
 // Reasons of a Connection that only the view of all replicas of a fleet has.
@@ -26,7 +26,8 @@ const (
 	// ReasonNoReplica: no replica has the extension. State is Disconnected.
 	ReasonNoReplica = "NoReplica"
 	// ReasonReplicaSilent: the replica that had the extension last is not heard. State is Unknown,
-	// and the rest is as the replica said it last.
+	// and the rest is as the replica said it last, without term and epoch. Or no replica has it that
+	// is heard, and one that is not heard may have it: then the Connection names no replica.
 	ReasonReplicaSilent = "ReplicaSilent"
 )
 
@@ -62,7 +63,7 @@ type ConnectionSpec struct{}
 // ConnectionStatus is the state of a connection.
 type ConnectionStatus struct {
 	// Connected, Degraded, Connecting (for the first time) or Disconnected. Where replicas share the
-	// extensions also Unknown: the replica that had it last is not heard.
+	// extensions also Unknown: a replica is not heard that had it last, or may have it.
 	State string `json:"state"`
 	// Why there is no connection, or the worst problem, in one word. Empty while Connected.
 	// +optional

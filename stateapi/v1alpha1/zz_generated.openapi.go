@@ -149,7 +149,7 @@ func schema_latchkey_dev_latchkey_stateapi_v1alpha1_ConnectionStatus(ref common.
 				Properties: map[string]spec.Schema{
 					"state": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Connected, Degraded, Connecting (for the first time) or Disconnected. Where replicas share the extensions also Unknown: the replica that had it last is not heard.",
+							Description: "Connected, Degraded, Connecting (for the first time) or Disconnected. Where replicas share the extensions also Unknown: a replica is not heard that had it last, or may have it.",
 							Default:     "",
 							Type:        []string{"string"},
 							Format:      "",

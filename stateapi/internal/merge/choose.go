@@ -19,6 +19,9 @@ const (
 	Held
 	// Silent means: the replica that had it last is not heard.
 	Silent
+	// Unsure means: the extension exists, no replica that is heard has it, and one that is not heard
+	// may have it.
+	Unsure
 )
 
 // Claim is what a replica says of an extension that it has.
@@ -50,8 +53,8 @@ type Choice struct {
 
 // Choose decides what is shown of an extension. known is its UID, "" if it is not known to exist.
 // Claims of another UID are of an extension that was deleted, or is not known yet: they count only
-// while none is known.
-func Choose(known types.UID, claims []Claim, floor Floor) Choice {
+// while none is known. unheard says that a replica is not heard: it may have taken what it had not.
+func Choose(known types.UID, claims []Claim, floor Floor, unheard bool) Choice {
 	var best, live *Claim
 	heard := map[string]bool{}
 	for i := range claims {
@@ -78,6 +81,8 @@ func Choose(known types.UID, claims []Claim, floor Floor) Choice {
 		choice.Kind, choice.Replica, choice.Term, choice.UID = Silent, best.Replica, best.Term, best.UID
 	case best == nil && known == "":
 		choice.Kind = Absent
+	case unheard:
+		choice.Kind = Unsure
 	}
 	choice.Late = live != nil && choice.Kind != Held
 	if choice.UID == "" && best != nil {

@@ -7,7 +7,8 @@
 //     from one holder to the next. The claims of two replicas come by two ways, and either may be
 //     late. So the higher term is shown, and what was shown is not followed by a lower one.
 //   - What a replica said holds as long as it is heard. Later its claim is still shown, as what it
-//     was then, and for no more than that.
+//     was then, and for no more than that. It may have taken others since, so while one is not
+//     heard, no extension is shown as one that no replica has.
 //   - Another replica may have shown what this one has not heard yet. So while another one may
 //     serve, and until all were heard out after that, Reads makes reads wait: see design 064.
 //   - The package does no I/O and reads no clock. A View, or Reads, is for one goroutine at a time.

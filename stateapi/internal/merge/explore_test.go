@@ -2,6 +2,7 @@ package merge
 
 import (
 	"fmt"
+	"slices"
 	"testing"
 
 	. "github.com/onsi/gomega"
@@ -48,7 +49,7 @@ func (w *world) choose() Choice {
 	if w.floored {
 		floor = Floor{UID: "uid", Term: int64(w.floor)}
 	}
-	return Choose("uid", claims, floor)
+	return Choose("uid", claims, floor, slices.Contains(w.heard[:], false))
 }
 
 // say lets a replica say something, or returns false if too much is under way.
@@ -175,6 +176,10 @@ func TestExplore(t *testing.T) {
 			}
 			shows := choice.Kind == Held || choice.Kind == Silent
 			fails(choice.Kind == Absent, "it is absent")
+			for r := range replicas {
+				has := int(after.holder) == r+1
+				fails(choice.Kind == Unclaimed && has && !after.heard[r], "it has a replica, which is not heard")
+			}
 			fails(shows && after.floored && choice.Term < int64(after.floor), "it goes back")
 			for r := range replicas {
 				mine := choice.Replica == name(r)
@@ -197,6 +202,6 @@ func TestExplore(t *testing.T) {
 	for w := range seen {
 		kinds[w.choose().Kind] = true
 	}
-	NewWithT(t).Expect(kinds).To(And(HaveKey(Held), HaveKey(Silent), HaveKey(Unclaimed)))
+	NewWithT(t).Expect(kinds).To(And(HaveKey(Held), HaveKey(Silent), HaveKey(Unclaimed), HaveKey(Unsure)))
 	t.Logf("%d worlds, %d steps", len(seen), steps)
 }

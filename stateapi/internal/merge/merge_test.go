@@ -139,6 +139,56 @@ func TestForgottenTerm(t *testing.T) {
 	g.Expect(shows(v, at(61))).To(Equal([]any{Held, "a", "two"}))
 }
 
+// What no replica has that is heard, one may have that is not: one that was never heard, or has
+// become silent, or was forgotten and is still there.
+func TestUnheardMembers(t *testing.T) {
+	g := NewWithT(t)
+	v := newView()
+	other := client.ObjectKey{Name: "other"}
+	v.Know(key, "uid")
+	v.Know(other, "uid-2")
+	v.Claim("a", other, row("uid-2", 1, "one"))
+	v.Show(other, begin)
+	shows := func(want Kind, unheard ...string) {
+		t.Helper()
+		choice, text := v.Show(key, begin)
+		g.Expect(choice).To(Equal(Choice{Kind: want, UID: "uid"}))
+		g.Expect(text).To(BeEmpty())
+		g.Expect(v.Unheard()).To(HaveExactElements(unheard))
+		choice, _ = v.Show(other, begin)
+		g.Expect(choice.Kind).To(Equal(Held))
+		choice, _ = v.Show(client.ObjectKey{Name: "none"}, begin)
+		g.Expect(choice.Kind).To(Equal(Absent))
+	}
+	shows(Unclaimed)
+	g.Expect(v.Members([]string{"b", "a"})).To(BeEmpty())
+	shows(Unclaimed)
+	g.Expect(v.Members([]string{"d", "b", "a", "c"})).To(Equal([]client.ObjectKey{key}))
+	shows(Unsure, "c", "d")
+	g.Expect(v.Hear("c", at(1))).To(Equal([]client.ObjectKey{key}))
+	shows(Unsure, "d")
+	g.Expect(v.Hear("d", at(1))).To(Equal([]client.ObjectKey{key}))
+	shows(Unclaimed)
+	v.Hear("a", at(6))
+	v.Hear("c", at(6))
+	v.Hear("d", at(6))
+	g.Expect(v.Tick(at(6))).To(Equal([]client.ObjectKey{key}))
+	shows(Unsure, "b")
+	g.Expect(v.Forget("d")).To(Equal([]client.ObjectKey{key}))
+	shows(Unsure, "b", "d")
+	g.Expect(v.Members([]string{"a", "c"})).To(Equal([]client.ObjectKey{key}))
+	shows(Unclaimed)
+	v.Members([]string{"a", "b"})
+	v.Claim("c", key, row("uid", 3, "two"))
+	choice, _ := v.Show(key, begin)
+	g.Expect(choice.Kind).To(Equal(Held))
+	g.Expect(v.Members(nil)).To(BeEmpty(), "it does not depend on them")
+	v.Unclaim("c", key)
+	v.Gone(key)
+	v.Show(key, begin)
+	g.Expect(v.Members([]string{"b"})).To(BeEmpty())
+}
+
 // A list replaces what a replica said before.
 func TestReplace(t *testing.T) {
 	g := NewWithT(t)

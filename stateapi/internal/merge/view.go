@@ -1,6 +1,7 @@
 package merge
 
 import (
+	"maps"
 	"slices"
 	"time"
 
@@ -31,6 +32,9 @@ type View[T any] struct {
 	extensions map[client.ObjectKey]*extension[T]
 	replicas   map[string]*replica
 	order      uint64
+	members    []string                  // of the fleet, but for this replica
+	unheard    []string                  // members that are not heard
+	unclaimed  map[client.ObjectKey]bool // extensions that are shown as Unclaimed or Unsure
 }
 
 type extension[T any] struct {
@@ -57,6 +61,7 @@ func New[T any](times Times) *View[T] {
 		times:      times,
 		extensions: map[client.ObjectKey]*extension[T]{},
 		replicas:   map[string]*replica{},
+		unclaimed:  map[client.ObjectKey]bool{},
 	}
 }
 
@@ -149,6 +154,31 @@ func (v *View[T]) Replace(name string, rows map[client.ObjectKey]Row[T]) (change
 	return changed
 }
 
+// Members says which replicas there are, but for the one whose View this is. They are heard when
+// Hear says it.
+func (v *View[T]) Members(names []string) (changed []client.ObjectKey) {
+	v.members = slices.Sorted(slices.Values(names))
+	return v.notice()
+}
+
+// notice notices which members are not heard.
+func (v *View[T]) notice() (changed []client.ObjectKey) {
+	var unheard []string
+	for _, name := range v.members {
+		if _, heard := v.HeardAt(name); !heard {
+			unheard = append(unheard, name)
+		}
+	}
+	if slices.Equal(unheard, v.unheard) {
+		return nil
+	}
+	v.unheard = unheard
+	return slices.Collect(maps.Keys(v.unclaimed))
+}
+
+// Unheard returns the members that are not heard, sorted.
+func (v *View[T]) Unheard() []string { return slices.Clone(v.unheard) }
+
 // Hear says that a replica was heard at that time.
 func (v *View[T]) Hear(name string, at time.Time) (changed []client.ObjectKey) {
 	r := v.replica(name)
@@ -159,7 +189,7 @@ func (v *View[T]) Hear(name string, at time.Time) (changed []client.ObjectKey) {
 		return nil
 	}
 	r.heard = true
-	return claimsOf(r)
+	return append(claimsOf(r), v.notice()...)
 }
 
 // Forget forgets a replica, and what it said. What it says later begins with a Replace.
@@ -173,7 +203,7 @@ func (v *View[T]) Forget(name string) (changed []client.ObjectKey) {
 		v.Unclaim(name, key)
 	}
 	delete(v.replicas, name)
-	return changed
+	return append(changed, v.notice()...)
 }
 
 // Tick says what time it is.
@@ -190,7 +220,7 @@ func (v *View[T]) Tick(now time.Time) (changed []client.ObjectKey) {
 			changed = append(changed, key)
 		}
 	}
-	return changed
+	return append(changed, v.notice()...)
 }
 
 func claimsOf(r *replica) (keys []client.ObjectKey) {
@@ -204,10 +234,15 @@ func claimsOf(r *replica) (keys []client.ObjectKey) {
 func (v *View[T]) Show(key client.ObjectKey, now time.Time) (choice Choice, row T) {
 	e := v.extensions[key]
 	if e == nil {
+		delete(v.unclaimed, key)
 		return Choice{}, row
 	}
-	claims := v.claims(e)
-	choice = Choose(e.known, claims, e.floor)
+	choice = Choose(e.known, v.claims(e), e.floor, len(v.unheard) > 0)
+	if choice.Kind == Unclaimed || choice.Kind == Unsure {
+		v.unclaimed[key] = true
+	} else {
+		delete(v.unclaimed, key)
+	}
 	e.floor = e.floor.raise(choice)
 	switch {
 	case !choice.Late:

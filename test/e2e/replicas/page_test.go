@@ -6,6 +6,7 @@ import (
 	"net"
 	"net/http"
 	"net/url"
+	"slices"
 	"testing"
 	"time"
 
@@ -164,4 +165,44 @@ func TestStatusPageOfReplicas(t *testing.T) {
 		}
 	}).WithTimeout(2 * patience).WithPolling(100 * time.Millisecond).Should(Succeed())
 	agree(1, a)
+}
+
+// A replica that joins, and cannot reach another one, does not say that nothing has what that one
+// has.
+func TestViewWithoutAReplica(t *testing.T) {
+	v := newViewed(t, "unheard", 20)
+	a := v.start()
+	v.start()
+	v.agrees()
+	v.paths[a].set(true, true)
+	c := v.start()
+	expect := func(of func(owner *replica) []string, silent ...string) {
+		t.Helper()
+		NewWithT(t).Eventually(func(g Gomega) {
+			g.Expect(v.serving()).To(HaveLen(3))
+			owners := v.owners()
+			g.Expect(owners).To(HaveLen(len(v.names)))
+			g.Expect(slices.Collect(maps.Values(owners))).To(ContainElements(a, c))
+			view := v.page(g, c)
+			g.Expect(view.Replicas.Names).To(HaveLen(3))
+			var names []string
+			for _, one := range view.Replicas.Silent {
+				names = append(names, one.Name)
+			}
+			g.Expect(names).To(Equal(silent))
+			g.Expect(view.Page.Rows).To(HaveLen(len(v.names)))
+			for _, row := range view.Page.Rows {
+				g.Expect([]string{row.State, row.Reason, row.Replica}).To(Equal(of(owners[row.Extension])), row.Extension)
+			}
+		}).WithTimeout(2 * patience).WithPolling(200 * time.Millisecond).Should(Succeed())
+	}
+	connected := func(owner *replica) []string { return []string{v1alpha1.StateConnected, "", owner.name} }
+	expect(func(owner *replica) []string {
+		if owner == a {
+			return []string{v1alpha1.StateUnknown, v1alpha1.ReasonReplicaSilent, ""}
+		}
+		return connected(owner)
+	}, a.name)
+	v.paths[a].set(false, true)
+	expect(connected)
 }
