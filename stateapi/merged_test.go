@@ -183,11 +183,16 @@ func TestVersionsOfASilentReplica(t *testing.T) {
 			m.tick(time.Now())
 		}
 		shows(v1alpha1.StateUnknown, 0, 0, nil)
+		m.Members(nil)
 		m.Changed("a", connectionsResource, claim("red", "1", v1alpha1.StateDegraded, 10))
 		g.Expect(m.gauges(time.Now()).Unclaimed.Extensions).To(Equal(1), "the term that was shown still counts here")
 		m.Changed("a", connectionsResource, said)
 		m.Heard("a")
 		shows(v1alpha1.StateConnected, 11, 2, int64(2))
+		strange := claim("red", "1", "Splendid", 12)
+		strange.Status.Epoch = 1
+		m.Changed("a", connectionsResource, strange)
+		shows(v1alpha1.StateUnknown, 0, 0, nil)
 	})
 }
 
@@ -197,8 +202,8 @@ func TestUnheardMember(t *testing.T) {
 		g := NewWithT(t)
 		f := newView()
 		m := f.merged
-		f.know("red", "1")
 		begun := time.Now()
+		f.know("red", "1")
 		shows := func(state, reason, message string) {
 			t.Helper()
 			shown, _, _ := (&Replicas{f}).Show(client.ObjectKey{Name: "red"})
@@ -207,6 +212,10 @@ func TestUnheardMember(t *testing.T) {
 				message, ""}))
 			g.Expect(status.Since.Time).To(BeTemporally("==", begun))
 		}
+		shows(v1alpha1.StateUnknown, v1alpha1.ReasonReplicaSilent,
+			"no replica that is heard has it; the other replicas are not known yet")
+		g.Expect(m.gauges(time.Now()).Unclaimed.Extensions).To(BeZero())
+		m.Members(nil)
 		shows(v1alpha1.StateDisconnected, v1alpha1.ReasonNoReplica, "no replica has it")
 		time.Sleep(time.Second)
 		m.Members([]string{"e", "d", "c", "b", "a"})

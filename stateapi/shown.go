@@ -100,8 +100,6 @@ func (m *merged) connectionLocked(key client.ObjectKey, choice merge.Choice, row
 		}
 		m.becomes(c, v1alpha1.StateUnknown, v1alpha1.ReasonReplicaSilent, at, fmt.Sprintf(
 			"replica %s was not heard since %s, and this is what it said then", choice.Replica, at.UTC().Format(time.RFC3339)))
-		// It may have shown later ones, which were not heard here.
-		c.Status.Term, c.Status.Epoch = 0, 0
 	default: // Unclaimed and Unsure
 		known := m.known[key]
 		c = &v1alpha1.Connection{ObjectMeta: metadataOf(clustercache.ConnectionState{
@@ -117,8 +115,11 @@ func (m *merged) connectionLocked(key client.ObjectKey, choice merge.Choice, row
 			m.becomes(c, v1alpha1.StateDisconnected, v1alpha1.ReasonNoReplica, since, "no replica has it")
 			break
 		}
-		m.becomes(c, v1alpha1.StateUnknown, v1alpha1.ReasonReplicaSilent, since, fmt.Sprintf(
-			"no replica that is heard has it; not heard, and may have it: %s", m.unheardLocked()))
+		m.becomes(c, v1alpha1.StateUnknown, v1alpha1.ReasonReplicaSilent, since,
+			"no replica that is heard has it; "+m.unheardLocked())
+	}
+	if c.Status.State == v1alpha1.StateUnknown { // its replica may have shown later ones, which were not heard here
+		c.Status.Term, c.Status.Epoch = 0, 0
 	}
 	if choice.Contested {
 		c.Status.ClaimedBy = m.view.Claimants(key)
@@ -129,14 +130,16 @@ func (m *merged) connectionLocked(key client.ObjectKey, choice merge.Choice, row
 // namedUnheard is how many replicas that are not heard are named in a message.
 const namedUnheard = 3
 
-// unheardLocked returns the names of members that are not heard.
+// unheardLocked returns who may have what no replica has that is heard.
 func (m *merged) unheardLocked() string {
-	names := m.view.Unheard()
-	more := ""
+	names, more := m.view.Unheard(), ""
+	if len(names) == 0 {
+		return "the other replicas are not known yet"
+	}
 	if others := len(names) - namedUnheard; others > 0 {
 		names, more = names[:namedUnheard], fmt.Sprintf(" and %d more", others)
 	}
-	return strings.Join(names, ", ") + more
+	return "not heard, and may have it: " + strings.Join(names, ", ") + more
 }
 
 // sinceLocked returns since when an extension is shown as it is.

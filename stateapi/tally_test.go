@@ -147,7 +147,7 @@ func testTally(t *testing.T, seed uint64) {
 	for range 300 {
 		replica, one := replicas[random.IntN(3)], row()
 		key := client.ObjectKeyFromObject(one)
-		switch random.IntN(10) {
+		switch random.IntN(11) {
 		case 0:
 			m.Replaced(replica, connectionsResource, []runtime.Object{one})
 		case 1:
@@ -165,6 +165,8 @@ func testTally(t *testing.T, seed uint64) {
 			m.tick(time.Now())
 		case 7:
 			m.Heard(replica)
+		case 8:
+			m.Members(replicas[random.IntN(2) : random.IntN(2)+2])
 		default:
 			m.Changed(replica, connectionsResource, one)
 		}
@@ -192,7 +194,8 @@ func testTally(t *testing.T, seed uint64) {
 			c := &list.Items[i]
 			shown[idOf(c)] = true
 			want.States[c.Status.State]++
-			lasting("unclaimed", c, c.Status.Reason == v1alpha1.ReasonNoReplica, &want.Unclaimed)
+			goesOn := c.Status.Replica == "" && !began["unclaimed"][idOf(c)].IsZero() // though one is not heard
+			lasting("unclaimed", c, c.Status.Reason == v1alpha1.ReasonNoReplica || goesOn, &want.Unclaimed)
 			lasting("contested", c, len(c.Status.ClaimedBy) > 0, &want.Contested)
 		}
 		for _, ids := range began {

@@ -261,9 +261,19 @@ func TestTimelineOfFleet(t *testing.T) {
 	expect(first, "Recreated  another object has the name now: UID another", "ReplicaSilent  replica d was not heard")
 
 	// No replica that is heard has it, and the one that had it is not heard.
-	view.set(nil, unheard(unclaimed("red"), 8))
+	nowhere := unclaimed("red")
+	nowhere.UID = "another"
+	view.set(nil, unheard(nowhere, 8))
+	view.set(nil, unheard(nowhere, 8))
+	lost := "Disconnected ReplicaSilent replica  was not heard"
+	expect(lost, first)
+	for range 2 { // others come, and are not heard at first
+		view.set(nil, nowhere)
+		view.set(nil, unheard(nowhere, 8))
+	}
+	expect("NotConnected NoReplica no replica has it", lost, first)
 	view.set(nil, recreated)
-	expect("ReplicaHeard  d", "ReplicaSilent  replica  was not heard", first)
+	expect(first, "NotConnected NoReplica no replica has it", lost, first)
 
 	// One that is silent when it is seen first is connected when it is heard.
 	other := func(want ...string) {

@@ -208,7 +208,10 @@ func entriesOf(old *seen, state shown, now time.Time) (seen, []entry) {
 			entries = append(entries, entry{Time: now, What: entryHeard, Message: was.replica})
 		}
 	}
-	if state.silent() { // it has no epoch: what was before is compared when the replica is heard
+	if state.silent() && state.replica() == "" && old != nil && !old.connected && !old.silent {
+		return *old, nil // no replica had it before, and none is heard that has it
+	}
+	if state.silent() && state.replica() != "" { // what was before is compared when it is heard: it has no epoch
 		next := seen{uid: state.UID, connecting: true}
 		if old != nil {
 			next = *old
@@ -216,9 +219,7 @@ func entriesOf(old *seen, state shown, now time.Time) (seen, []entry) {
 		if !next.silent {
 			entries = append(entries, entry{Time: state.summary.Since, What: entrySilent, Message: cut(state.summary.Message)})
 		}
-		if next.silent = true; state.replica() != "" {
-			next.replica = state.replica()
-		}
+		next.replica, next.silent = state.replica(), true
 		return next, entries
 	}
 	next := seenOf(old, state.ConnectionState)

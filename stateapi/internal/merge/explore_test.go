@@ -176,6 +176,7 @@ func TestExplore(t *testing.T) {
 			}
 			shows := choice.Kind == Held || choice.Kind == Silent
 			fails(choice.Kind == Absent, "it is absent")
+			fails(choice.Kind == Unsure && !slices.Contains(after.heard[:], false), "all are heard")
 			for r := range replicas {
 				has := int(after.holder) == r+1
 				fails(choice.Kind == Unclaimed && has && !after.heard[r], "it has a replica, which is not heard")

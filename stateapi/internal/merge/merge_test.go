@@ -21,6 +21,7 @@ func newView() *View[string] {
 	v := New[string](Times{Silence: 5 * time.Second, Forget: time.Minute})
 	v.Hear("a", begin)
 	v.Hear("b", begin)
+	v.Members(nil)
 	return v
 }
 
@@ -149,6 +150,7 @@ func TestUnheardMembers(t *testing.T) {
 	v.Know(other, "uid-2")
 	v.Claim("a", other, row("uid-2", 1, "one"))
 	v.Show(other, begin)
+	v.met = false
 	shows := func(want Kind, unheard ...string) {
 		t.Helper()
 		choice, text := v.Show(key, begin)
@@ -160,8 +162,8 @@ func TestUnheardMembers(t *testing.T) {
 		choice, _ = v.Show(client.ObjectKey{Name: "none"}, begin)
 		g.Expect(choice.Kind).To(Equal(Absent))
 	}
-	shows(Unclaimed)
-	g.Expect(v.Members([]string{"b", "a"})).To(BeEmpty())
+	shows(Unsure)
+	g.Expect(v.Members([]string{"b", "a"})).To(Equal([]client.ObjectKey{key}))
 	shows(Unclaimed)
 	g.Expect(v.Members([]string{"d", "b", "a", "c"})).To(Equal([]client.ObjectKey{key}))
 	shows(Unsure, "c", "d")
@@ -184,9 +186,10 @@ func TestUnheardMembers(t *testing.T) {
 	g.Expect(choice.Kind).To(Equal(Held))
 	g.Expect(v.Members(nil)).To(BeEmpty(), "it does not depend on them")
 	v.Unclaim("c", key)
+	v.Show(key, begin)
 	v.Gone(key)
 	v.Show(key, begin)
-	g.Expect(v.Members([]string{"b"})).To(BeEmpty())
+	g.Expect(v.Members([]string{"d"})).To(BeEmpty())
 }
 
 // A list replaces what a replica said before.

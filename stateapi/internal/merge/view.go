@@ -32,6 +32,7 @@ type View[T any] struct {
 	extensions map[client.ObjectKey]*extension[T]
 	replicas   map[string]*replica
 	order      uint64
+	met        bool                      // members is known
 	members    []string                  // of the fleet, but for this replica
 	unheard    []string                  // members that are not heard
 	unclaimed  map[client.ObjectKey]bool // extensions that are shown as Unclaimed or Unsure
@@ -155,10 +156,13 @@ func (v *View[T]) Replace(name string, rows map[client.ObjectKey]Row[T]) (change
 }
 
 // Members says which replicas there are, but for the one whose View this is. They are heard when
-// Hear says it.
+// Hear says it. Before the first call there may be others that have what is not claimed.
 func (v *View[T]) Members(names []string) (changed []client.ObjectKey) {
 	v.members = slices.Sorted(slices.Values(names))
-	return v.notice()
+	if changed = v.notice(); !v.met {
+		v.met, changed = true, slices.Collect(maps.Keys(v.unclaimed))
+	}
+	return changed
 }
 
 // notice notices which members are not heard.
@@ -176,7 +180,7 @@ func (v *View[T]) notice() (changed []client.ObjectKey) {
 	return slices.Collect(maps.Keys(v.unclaimed))
 }
 
-// Unheard returns the members that are not heard, sorted.
+// Unheard returns the members that are not heard, sorted. There are none while they are not known.
 func (v *View[T]) Unheard() []string { return slices.Clone(v.unheard) }
 
 // Hear says that a replica was heard at that time.
@@ -237,7 +241,7 @@ func (v *View[T]) Show(key client.ObjectKey, now time.Time) (choice Choice, row 
 		delete(v.unclaimed, key)
 		return Choice{}, row
 	}
-	choice = Choose(e.known, v.claims(e), e.floor, len(v.unheard) > 0)
+	choice = Choose(e.known, v.claims(e), e.floor, !v.met || len(v.unheard) > 0)
 	if choice.Kind == Unclaimed || choice.Kind == Unsure {
 		v.unclaimed[key] = true
 	} else {
