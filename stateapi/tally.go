@@ -47,7 +47,7 @@ func (t *tally) replace(key client.ObjectKey, before, after shownExtension, now 
 		t.unclaimed.remove(key)
 		t.contested.remove(key)
 	}
-	// A replica that is silent for a while does not make the others begin to count anew.
+	// What has begun to count goes on while a replica is silent. Nothing begins to count then.
 	t.unclaimed.set(key, after.choice.Kind == merge.Unclaimed ||
 		after.choice.Kind == merge.Unsure && t.unclaimed.since[key] != nil, now)
 	t.contested.set(key, after.choice.Contested, now)

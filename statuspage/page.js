@@ -386,7 +386,7 @@
     if (!since.firstChild || since.firstChild.dateTime !== row.since) {
       since.replaceChildren(row.since ? sinceElement(row.since) : "");
     }
-    since.title = row.state === "Unknown" ? "This row is as of then." : "";
+    since.title = row.state === "Unknown" && row.replica ? "This row is as of then." : "";
     setText(identity, shortIdentity(row.username || ""));
     identity.title = row.username || "";
     setText(server, row.target || "");

@@ -91,7 +91,7 @@ func (s shown) MarshalJSON() ([]byte, error) {
 	return append(append(text[:len(text)-1], ','), more[1:]...), err
 }
 
-// silent reports whether the replica that had the extension last is not heard.
+// silent reports whether a replica is not heard that had the extension last, or may have it.
 func (s *shown) silent() bool { return s.summary.State == v1alpha1.StateUnknown }
 
 // replica returns which replica has the extension, or had it last; "" if none has.

@@ -23,11 +23,12 @@ const (
 
 // Reasons of a Connection that only the view of all replicas of a fleet has.
 const (
-	// ReasonNoReplica: no replica has the extension. State is Disconnected.
+	// ReasonNoReplica: no replica has the extension, and all members of the fleet are heard. State is
+	// Disconnected.
 	ReasonNoReplica = "NoReplica"
 	// ReasonReplicaSilent: the replica that had the extension last is not heard. State is Unknown,
-	// and the rest is as the replica said it last, without term and epoch. Or no replica has it that
-	// is heard, and one that is not heard may have it: then the Connection names no replica.
+	// and the rest is as the replica said it last, without term and epoch. Or no replica that is
+	// heard has it, and one that is not may have it: then the Connection names no replica.
 	ReasonReplicaSilent = "ReplicaSilent"
 )
 

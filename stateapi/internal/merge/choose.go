@@ -13,7 +13,7 @@ type Kind int
 const (
 	// Absent means: the extension does not exist.
 	Absent Kind = iota
-	// Unclaimed means: the extension exists, and no replica has it.
+	// Unclaimed means: the extension exists, all members are heard, and none has it.
 	Unclaimed
 	// Held means: a replica that is heard has it.
 	Held
