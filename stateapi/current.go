@@ -22,8 +22,6 @@ const (
 	overlap = handOverTimeout + handOverGrace + 3*time.Second
 	// catchUpTimeout bounds how long it may take to hear what the other replicas have.
 	catchUpTimeout = 2 * silence
-	// catchUpAtMost is for how long after the overlap reads wait, if some replica is never heard out.
-	catchUpAtMost = 2 * catchUpTimeout
 	// lastReads is for how long reads still wait after the end of their server has begun.
 	lastReads = 2 * time.Second
 )
@@ -34,8 +32,8 @@ const (
 // Its methods may be called from any goroutine.
 type current struct {
 	term *fence.Term // in which this replica serves
-	// catchUp waits until this replica has heard what all others had when it was called. It returns
-	// an error if that is not known of one of them.
+	// catchUp waits until this replica has heard what all others had when it was called, or ctx is
+	// done. It returns an error if that is not known of one of them, which is shown as Unknown then.
 	catchUp func(ctx context.Context) error
 	wanted  chan struct{} // has one if a read waits
 	ended   chan struct{} // closed when run ends
@@ -54,7 +52,7 @@ func newCurrent(term *fence.Term, catchUp func(ctx context.Context) error) *curr
 		wanted:  make(chan struct{}, 1),
 		ended:   make(chan struct{}),
 		caught:  make(chan struct{}),
-		reads:   merge.NewReads(merge.ReadTimes{Overlap: overlap, Patience: catchUpAtMost}),
+		reads:   merge.NewReads(overlap),
 	}
 	c.reads.Shared(time.Now())
 	return c
@@ -112,17 +110,15 @@ func (c *current) run(ctx context.Context) {
 		cancel()
 		if err != nil && !logged && ctx.Err() == nil {
 			logged = true
-			log.FromContext(ctx).Info("What is shown may be older than what another replica has shown: one was not heard out",
+			log.FromContext(ctx).Info("What a replica has is Unknown until it is heard out: another one may have shown more",
 				"reason", untrusted.Shorten(err.Error()))
-		}
-		if err == nil {
-			c.mu.Lock()
-			c.reads.CaughtUp(begun)
-			c.mu.Unlock()
 		}
 		if ctx.Err() != nil { // those that wait get an error, and not what there is
 			return
 		}
+		c.mu.Lock()
+		c.reads.CaughtUp(begun)
+		c.mu.Unlock()
 		close(answers)
 	}
 }
@@ -142,7 +138,7 @@ func (c *current) read(ctx context.Context, answer func() error) error {
 // await waits until a read that comes now may be answered.
 func (c *current) await(ctx context.Context) error {
 	c.mu.Lock()
-	wait, caught := c.reads.MustWait(time.Now()), c.caught
+	wait, caught := c.reads.MustWait(), c.caught
 	c.mu.Unlock()
 	if !wait {
 		return nil

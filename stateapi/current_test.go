@@ -227,11 +227,11 @@ func TestGivingUp(t *testing.T) {
 	g := NewWithT(t)
 	begin := func() (f *fleet, s *turn) {
 		s = &turn{current: newCurrent(nil, nil), running: &sync.WaitGroup{}}
-		s.current.reads = merge.NewReads(merge.ReadTimes{Overlap: overlap})
+		s.current.reads = merge.NewReads(overlap)
 		s.life, s.end = context.WithCancel(t.Context())
 		return newView(), s
 	}
-	waits := func(s *turn) bool { return s.current.reads.MustWait(time.Now()) }
+	waits := func(s *turn) bool { return s.current.reads.MustWait() }
 	f, s := begin()
 	g.Expect(waits(s)).To(BeFalse())
 	f.giveUp(s, false)
@@ -308,7 +308,7 @@ func TestReadsDoNotWaitForEver(t *testing.T) {
 			failed++
 		}
 		g.Expect(failed).To(BeNumerically(">", 10))
-		g.Expect(time.Since(begun)).To(BeNumerically("<=", overlap+catchUpAtMost+2*time.Second))
+		g.Expect(time.Since(begun)).To(BeNumerically("<=", overlap+2*catchUpTimeout+time.Second))
 	})
 }
 

@@ -4,10 +4,12 @@ import (
 	"cmp"
 	"context"
 	"slices"
+	"sync"
 	"time"
 
 	"github.com/pkg/errors"
 	"golang.org/x/sync/errgroup"
+	"k8s.io/apimachinery/pkg/util/sets"
 )
 
 const (
@@ -18,10 +20,13 @@ const (
 )
 
 // hearOut waits until what was heard of all replicas includes what they had when it was called. It
-// returns an error if that is not known of one. One that is silent is not waited for: it is shown
-// as that. What this replica has said itself is shown by then: update does both while it holds mu.
+// returns an error if that is not known of one, and is shown of that one: what it has is Unknown,
+// until it is heard out. One that is silent is not waited for. What this replica has said itself is
+// shown by then: update does both while it holds mu.
 func (m *merged) hearOut(ctx context.Context) error {
+	begun := time.Now()
 	unknown := m.awaitMembers(ctx)
+	m.meets(begun, unknown == nil)
 	m.mu.Lock()
 	all := append(m.view.Replicas(), m.members...)
 	m.mu.Unlock()
@@ -29,10 +34,84 @@ func (m *merged) hearOut(ctx context.Context) error {
 	var hearing errgroup.Group
 	for _, replica := range slices.Compact(all) {
 		if replica != m.self {
-			hearing.Go(func() error { return m.hearOutOne(ctx, replica) })
+			hearing.Go(func() error { return m.hearOutFrom(ctx, begun, replica) })
 		}
 	}
 	return cmp.Or(hearing.Wait(), unknown)
+}
+
+// hearOutFrom is hearOut for one replica, which is in doubt if it fails.
+func (m *merged) hearOutFrom(ctx context.Context, begun time.Time, replica string) error {
+	err := m.hearOutOne(ctx, replica)
+	m.mu.Lock()
+	changed := m.view.HeardOut(replica, begun, err == nil)
+	m.noticeLocked(time.Now())
+	m.mu.Unlock()
+	m.showAll(changed, false)
+	return err
+}
+
+// meets takes over whether all members are known that there were at begun.
+func (m *merged) meets(begun time.Time, all bool) {
+	m.mu.Lock()
+	changed := m.view.Met(begun, all)
+	m.mu.Unlock()
+	m.showAll(changed, false)
+}
+
+// hearOutLater hears out what is in doubt, until ctx is done.
+func (m *merged) hearOutLater(ctx context.Context) {
+	var mu sync.Mutex
+	asked := sets.New[string]() // guarded by mu; the empty string stands for who is a member
+	var asking sync.WaitGroup
+	ask := func(about string, question func(begun time.Time)) {
+		mu.Lock()
+		defer mu.Unlock()
+		if asked.Has(about) {
+			return
+		}
+		asked.Insert(about)
+		asking.Go(func() {
+			question(time.Now())
+			mu.Lock()
+			defer mu.Unlock()
+			asked.Delete(about)
+		})
+	}
+	tick := time.NewTicker(askAgain)
+	defer tick.Stop()
+	for ctx.Err() == nil {
+		select {
+		case <-ctx.Done():
+		case <-tick.C:
+			replicas, members := m.doubts()
+			for _, replica := range replicas {
+				ask(replica, func(begun time.Time) { _ = m.hearOutFrom(ctx, begun, replica) })
+			}
+			if members {
+				ask("", func(begun time.Time) { m.meets(begun, m.awaitMembers(ctx) == nil) })
+			}
+		}
+	}
+	asking.Wait()
+}
+
+// settle ends all doubt: no client reads any more what this replica shows.
+func (m *merged) settle() {
+	m.mu.Lock()
+	changed := m.view.Settle()
+	m.noticeLocked(time.Now())
+	m.mu.Unlock()
+	m.showAll(changed, false)
+}
+
+// doubts returns those that are in doubt, but not silent, and whether the members are.
+func (m *merged) doubts() (replicas []string, members bool) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	replicas, members = m.view.Doubts()
+	now := time.Now()
+	return slices.DeleteFunc(replicas, func(replica string) bool { return m.isSilentLocked(replica, now) }), members
 }
 
 // awaitMembers waits until all members are known that there were when it was called, for half of

@@ -98,8 +98,9 @@ func (s *StateAPI) counted(ctx context.Context, extension client.ObjectKey,
 }
 
 // Members returns the replicas, sorted, and which of them are not heard, with the time when they
-// were heard last, which is zero if they never were. There are none until this replica knows who is
-// there. This replica is always heard.
+// were heard last, which is zero if they never were. Among these are those that are heard so late
+// that others may have shown more, with the time when they were asked. There are none until this
+// replica knows who is there. This replica is always heard.
 func (r *Replicas) Members() (replicas []string, silent map[string]time.Time) {
 	m := r.fleet.merged
 	m.mu.Lock()
@@ -132,13 +133,17 @@ func (m *merged) noticeLocked(now time.Time) {
 	present = slices.Compact(present)
 	var silent map[string]time.Time
 	for _, replica := range present {
-		if !m.isSilentLocked(replica, now) {
+		since, doubted := m.view.DoubtedSince(replica)
+		at, heard := m.view.HeardAt(replica)
+		if heard && doubted {
+			at = since
+		} else if !m.isSilentLocked(replica, now) {
 			continue
 		}
 		if silent == nil {
 			silent = map[string]time.Time{}
 		}
-		silent[replica], _ = m.view.HeardAt(replica)
+		silent[replica] = at
 	}
 	if !slices.Equal(present, m.present) || !maps.EqualFunc(silent, m.silent, time.Time.Equal) {
 		m.present, m.silent = present, silent

@@ -138,7 +138,13 @@ func (f *fleet) serve(ctx context.Context, term *fence.Term, running *sync.WaitG
 	log.FromContext(ctx).Info("Serves the state API for all replicas")
 	reading, endReads := context.WithCancel(context.WithoutCancel(ctx))
 	context.AfterFunc(life, func() { time.AfterFunc(lastReads, endReads) })
-	running.Go(func() { current.run(reading) })
+	running.Go(func() {
+		var hearing sync.WaitGroup
+		hearing.Go(func() { current.run(reading) })
+		hearing.Go(func() { f.merged.hearOutLater(reading) })
+		hearing.Wait()
+		f.merged.settle()
+	})
 	running.Go(func() {
 		defer endReads()
 		if !awaitCheck(ctx, server) {

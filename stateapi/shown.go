@@ -94,12 +94,16 @@ func (m *merged) connectionLocked(key client.ObjectKey, choice merge.Choice, row
 		c = copyOf(row)
 	case merge.Silent:
 		c = copyOf(row)
-		at, _ := m.view.HeardAt(choice.Replica)
+		text := "replica %s was not heard since %s, and this is what it said then"
+		at, heard := m.view.HeardAt(choice.Replica)
+		if since, doubted := m.view.DoubtedSince(choice.Replica); heard && doubted {
+			at, text = since, "replica %s is heard late: it was asked at %s what it has, and may have said more since"
+		}
 		if at.IsZero() { // it was listed, and has said nothing since
 			at = now
 		}
-		m.becomes(c, v1alpha1.StateUnknown, v1alpha1.ReasonReplicaSilent, at, fmt.Sprintf(
-			"replica %s was not heard since %s, and this is what it said then", choice.Replica, at.UTC().Format(time.RFC3339)))
+		m.becomes(c, v1alpha1.StateUnknown, v1alpha1.ReasonReplicaSilent, at,
+			fmt.Sprintf(text, choice.Replica, at.UTC().Format(time.RFC3339)))
 	default: // Unclaimed and Unsure
 		known := m.known[key]
 		c = &v1alpha1.Connection{ObjectMeta: metadataOf(clustercache.ConnectionState{

@@ -94,7 +94,9 @@ func (m *merged) gauges(now time.Time) metrics.Fleet {
 	others := map[string]bool{}
 	for _, name := range slices.Concat(m.members, m.view.Replicas()) {
 		if name != m.self {
-			_, others[name] = m.view.HeardAt(name)
+			_, heard := m.view.HeardAt(name)
+			_, doubted := m.view.DoubtedSince(name)
+			others[name] = heard && !doubted
 		}
 	}
 	values := metrics.Fleet{

@@ -26,9 +26,10 @@ const (
 	// ReasonNoReplica: no replica has the extension, and all members of the fleet are heard. State is
 	// Disconnected.
 	ReasonNoReplica = "NoReplica"
-	// ReasonReplicaSilent: the replica that had the extension last is not heard. State is Unknown,
-	// and the rest is as the replica said it last, without term and epoch. Or no replica that is
-	// heard has it, and one that is not may have it: then the Connection names no replica.
+	// ReasonReplicaSilent: the replica that had the extension last is not heard, or so late that
+	// another one may have shown more. State is Unknown, and the rest is as the replica said it last,
+	// without term and epoch. Or no replica that is heard has it, and one that is not may have it:
+	// then the Connection names no replica.
 	ReasonReplicaSilent = "ReplicaSilent"
 )
 

@@ -10,6 +10,8 @@
 //     was then, and for no more than that. It may have taken others since, so while one is not
 //     heard, no extension is shown as one that no replica has.
 //   - Another replica may have shown what this one has not heard yet. So while another one may
-//     serve, and until all were heard out after that, Reads makes reads wait: see design 064.
-//   - The package does no I/O and reads no clock. A View, or Reads, is for one goroutine at a time.
+//     serve, and until all were asked after that, Reads makes reads wait; and what was not heard in
+//     time is shown as what a replica said that is not heard, while there is a Doubt: design 064.
+//   - The package does no I/O and reads no clock. A View, Reads, and a Doubt are for one goroutine
+//     at a time.
 package merge

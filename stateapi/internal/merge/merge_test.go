@@ -192,6 +192,86 @@ func TestUnheardMembers(t *testing.T) {
 	g.Expect(v.Members([]string{"d"})).To(BeEmpty())
 }
 
+// A replica that was not heard out is taken for one that is not heard, until a later question was
+// answered, or what it said is forgotten.
+func TestDoubts(t *testing.T) {
+	g := NewWithT(t)
+	v := newView()
+	v.Members([]string{"a", "b", "c"})
+	v.Hear("c", begin)
+	other := client.ObjectKey{Name: "other"}
+	v.Know(key, "uid")
+	v.Claim("a", key, row("uid", 1, "one"))
+	v.Know(other, "uid-2")
+	shown := func(want Kind, others Kind) {
+		t.Helper()
+		g.Expect(shows(v, begin)).To(Equal([]any{want, "a", "one"}))
+		choice, _ := v.Show(other, begin)
+		g.Expect(choice.Kind).To(Equal(others))
+	}
+	shown(Held, Unclaimed)
+	g.Expect(v.HeardOut("a", at(1), true)).To(BeEmpty())
+	g.Expect(v.HeardOut("a", at(2), false)).To(ConsistOf(key, other))
+	shown(Silent, Unsure)
+	g.Expect(v.Unheard()).To(Equal([]string{"a"}))
+	since, doubted := v.DoubtedSince("a")
+	g.Expect([]any{since, doubted}).To(Equal([]any{at(2), true}))
+	_, heard := v.HeardAt("a")
+	g.Expect(heard).To(BeTrue())
+	g.Expect(v.Hear("a", at(3))).To(BeEmpty())
+	shown(Silent, Unsure)
+	g.Expect(v.HeardOut("a", at(4), false)).To(BeEmpty())
+	g.Expect(v.HeardOut("a", at(3), false)).To(BeEmpty())
+	g.Expect(v.HeardOut("a", at(4), true)).To(BeEmpty(), "what was asked before is no answer")
+	shown(Silent, Unsure)
+	g.Expect(v.HeardOut("a", at(5), true)).To(ConsistOf(key, other))
+	shown(Held, Unclaimed)
+
+	g.Expect(v.Met(at(6), false)).To(ConsistOf(other))
+	g.Expect(v.Met(at(7), false)).To(BeEmpty())
+	shown(Held, Unsure)
+	v.HeardOut("a", at(6), false)
+	shown(Silent, Unsure)
+	replicas, members := v.Doubts()
+	g.Expect([]any{replicas, members}).To(Equal([]any{[]string{"a"}, true}))
+	g.Expect(v.Met(at(6), true)).To(BeEmpty())
+	g.Expect(v.Met(at(8), true)).To(ConsistOf(other))
+	v.Met(at(9), false)
+	g.Expect(v.Settle()).To(ContainElements(key, other))
+	shown(Held, Unclaimed)
+	replicas, members = v.Doubts()
+	g.Expect(replicas).To(BeEmpty())
+	g.Expect(members).To(BeFalse())
+	g.Expect(v.Settle()).To(BeEmpty())
+
+	// One that is followed anew comes with what it has then. One that is not known is not doubted.
+	v.HeardOut("a", at(10), false)
+	v.HeardOut("c", at(10), false)
+	v.HeardOut("d", at(10), false)
+	replicas, _ = v.Doubts()
+	g.Expect(replicas).To(Equal([]string{"a", "c"}))
+	v.Forget("a")
+	v.Members([]string{"a", "b"})
+	v.Forget("c")
+	replicas, _ = v.Doubts()
+	g.Expect(replicas).To(BeEmpty())
+	v.Claim("a", key, row("uid", 1, "one"))
+	v.Hear("a", at(11))
+	shown(Held, Unclaimed)
+	v.Members([]string{"a", "b", "e"})
+	v.HeardOut("e", at(12), false) // it was listed before it was asked, and arrives later
+	v.Hear("e", at(13))
+	shown(Held, Unsure)
+	g.Expect(v.HeardOut("e", at(14), true)).To(ConsistOf(other))
+	shown(Held, Unclaimed)
+	v.Members([]string{"a", "b", "g"})
+	v.HeardOut("g", at(15), false)
+	v.Members([]string{"a", "b"})
+	v.Members([]string{"a", "b", "g"})
+	v.Hear("g", at(16))
+	shown(Held, Unclaimed)
+}
+
 // A list replaces what a replica said before.
 func TestReplace(t *testing.T) {
 	g := NewWithT(t)

@@ -10,14 +10,12 @@ import (
 	"github.com/latchkey-dev/latchkey/test/support/machinetest"
 )
 
-// The times of the explorer, in ticks. A replica that hands over serves on for overlapTicks, and
-// what is said is heard within patienceTicks. What is older than longAgo makes no difference, and
-// is taken for that old.
+// The times of the explorer, in ticks. A replica that hands over serves on for overlapTicks. What
+// is older than longAgo makes no difference, and is taken for that old.
 const (
-	overlapTicks  = 2
-	patienceTicks = 1
-	longAgo       = -overlapTicks - patienceTicks - 1
-	lastVersion   = 2
+	overlapTicks = 1
+	longAgo      = -overlapTicks - 1
+	lastVersion  = 1
 )
 
 // serving says whether a replica serves.
@@ -34,19 +32,26 @@ type server struct {
 	serving serving
 	until   int8 // the time by which it has handed over
 	reads   Reads
-	// catching: it has asked what there was, and waits until it has heard that.
-	catching bool
-	target   int8
-	asked    int8 // at that time
+	doubt   Doubt    // about the extension
+	round   question // for reads
+	later   question // because of the doubt
 }
 
-// turns is one extension of which something changes, two replicas that hear of it and serve in
-// turn, and a client that reads, now of the one and then of the other. Times are relative to now,
-// which is 0: each tick lowers them.
+// question is what a replica asks: what there is. It waits until it has heard that.
+type question struct {
+	open   bool
+	target int8
+	asked  int8 // at that time
+}
+
+// turns is one extension of which something changes, two replicas that hear of it, however late,
+// and serve in turn, and a client that reads, now of the one and then of the other. Times are
+// relative to now, which is 0: each tick lowers them. One version and a later one stand for all.
+// The first replica waits until what it asks is heard. The second one does not: then there is
+// doubt.
 type turns struct {
 	own     bool // the extension is that of the first replica
 	version int8
-	made    [lastVersion + 1]int8 // when a version was made
 	heard   [replicas]int8
 	servers [replicas]server
 	client  reader
@@ -73,16 +78,19 @@ func newTurns(own bool) turns {
 }
 
 func (w *turns) end(r int) {
-	w.servers[r] = server{reads: NewReads(ReadTimes{overlapTicks * time.Second, patienceTicks * time.Second})}
+	w.servers[r] = server{reads: NewReads(overlapTicks * time.Second)}
 	w.servers[r].reads.alone = tickTime(longAgo)
 	if me := int8(r + 1); w.client.waits == me || w.client.watches == me {
 		w.client.waits, w.client.asked, w.client.watches = 0, false, 0
 	}
 }
 
-// shows lets the client see what a replica has heard. It returns whether that is older than what
-// it has seen.
+// shows lets the client see what a replica has heard, unless there is doubt: then it is Unknown. It
+// returns whether that is older than what the client has seen.
 func (w *turns) shows(r int) (back bool) {
+	if _, doubted := w.servers[r].doubt.Raised(); doubted {
+		return false
+	}
 	back = w.heard[r] < w.client.seen
 	w.client.seen = max(w.client.seen, w.heard[r])
 	return back
@@ -103,19 +111,18 @@ func (w *turns) tick() bool {
 		if s.serving == handsOver && s.until == 0 {
 			return false
 		}
-		if next := w.heard[r] + 1; next <= w.version && w.made[next] == -patienceTicks {
-			return false
-		}
 		if s.serving == handsOver {
 			s.until--
 		}
-		if s.catching {
-			s.asked = older(s.asked)
+		for _, q := range []*question{&s.round, &s.later} {
+			if q.open {
+				q.asked = older(q.asked)
+			}
+		}
+		if since, raised := s.doubt.Raised(); raised {
+			s.doubt.since = tickTime(older(ticks(since)))
 		}
 		s.reads.alone = tickTime(older(ticks(s.reads.alone)))
-	}
-	for version := range w.version {
-		w.made[version+1] = older(w.made[version+1])
 	}
 	return true
 }
@@ -146,7 +153,6 @@ func (w *turns) steps(next func(after turns, what string, back bool)) {
 			return false, false
 		}
 		w.version++
-		w.made[w.version] = 0
 		return true, w.own && w.hears(0)
 	})
 	try("the client has seen enough", always(func(w *turns) bool {
@@ -186,46 +192,77 @@ func (w *turns) steps(next func(after turns, what string, back bool)) {
 		}))
 		try("asks what there is", always(func(w *turns) bool {
 			s := &w.servers[r]
-			if s.serving == idle || s.catching {
+			if s.serving == idle || s.round.open {
 				return false
 			}
-			s.catching, s.target, s.asked = true, w.version, 0
+			s.round = question{true, w.version, 0}
 			if w.client.waits == int8(r+1) {
 				w.client.asked = true
 			}
 			return true
 		}))
+		try("asks because of the doubt", always(func(w *turns) bool {
+			s := &w.servers[r]
+			if _, doubted := s.doubt.Raised(); !doubted || s.later.open {
+				return false
+			}
+			s.later = question{true, w.version, 0}
+			return true
+		}))
+		try("hears what it asked because of the doubt", func(w *turns) (possible, back bool) {
+			s := &w.servers[r]
+			if !s.later.open || w.heard[r] < s.later.target {
+				return false, false
+			}
+			s.doubt.Settle(tickTime(s.later.asked))
+			s.later = question{}
+			return true, w.client.watches == int8(r+1) && w.shows(r)
+		})
 		for _, watches := range []bool{false, true} {
 			try("is read", func(w *turns) (possible, back bool) {
 				if w.servers[r].serving == idle || w.client.waits > 0 || w.client.watches > 0 {
 					return false, false
 				}
-				if w.servers[r].reads.MustWait(tickTime(0)) {
+				if w.servers[r].reads.MustWait() {
 					w.client.waits = int8(r + 1)
 					return true, false
 				}
 				return true, w.answered(r, watches)
 			})
+			ends := func(w *turns, doubt func(begun time.Time)) (possible, back bool) {
+				s := &w.servers[r]
+				begun := tickTime(s.round.asked)
+				doubt(begun)
+				s.reads.CaughtUp(begun)
+				s.round = question{}
+				back = w.client.watches == int8(r+1) && w.shows(r)
+				return true, back || w.client.waits == int8(r+1) && w.client.asked && w.answered(r, watches)
+			}
 			try("has caught up", func(w *turns) (possible, back bool) {
 				s := &w.servers[r]
-				if !s.catching || w.heard[r] < s.target {
+				if !s.round.open || w.heard[r] < s.round.target {
 					return false, false
 				}
-				s.reads.CaughtUp(tickTime(s.asked))
-				s.catching, s.target, s.asked = false, 0, 0
-				return true, w.client.waits == int8(r+1) && w.client.asked && w.answered(r, watches)
+				return ends(w, s.doubt.Settle)
+			})
+			try("does not wait any longer", func(w *turns) (possible, back bool) {
+				s := &w.servers[r]
+				if !s.round.open || r == 0 {
+					return false, false
+				}
+				return ends(w, s.doubt.Raise)
 			})
 		}
 	}
 }
 
-// In whatever order two replicas serve, hand over, end, hear of changes and ask what there is, a
-// client is not shown what is older than what it has seen, as long as all is heard in time. Reads
-// do not wait any more when all was heard out, or patience ends. Rounds that fail are left out, and
-// a replica that serves on although its term is over: see current.
+// In whatever order two replicas serve, hand over, end, hear of changes and ask what there is,
+// however late that is heard, a client is not shown what is older than what it has seen. Reads do
+// not wait any more when all was heard out, or is in doubt. What is in doubt is heard out later. A
+// replica that serves on although its term is over is left out: see current.
 func TestExploreReads(t *testing.T) {
 	for _, own := range []bool{false, true} {
-		atOnce, gaveUp := false, false
+		atOnce, doubted := false, false
 		seen, _, steps := machinetest.Explore(t, newTurns(own), machinetest.Depth(),
 			func(w *turns, visit func(turns, []string)) {
 				w.steps(func(after turns, what string, back bool) {
@@ -237,12 +274,13 @@ func TestExploreReads(t *testing.T) {
 				})
 			})
 		for w := range seen {
-			if s := w.servers[0]; s.serving == serves && !s.reads.MustWait(tickTime(0)) {
-				atOnce = atOnce || ticks(s.reads.alone) >= -patienceTicks
-				gaveUp = gaveUp || s.reads.wait
+			if s := w.servers[1]; s.serving == serves && !s.reads.MustWait() {
+				_, is := s.doubt.Raised()
+				atOnce = atOnce || !is && ticks(s.reads.alone) == -1
+				doubted = doubted || is
 			}
 		}
-		NewWithT(t).Expect([]bool{atOnce, gaveUp}).To(HaveEach(true))
+		NewWithT(t).Expect([]bool{atOnce, doubted}).To(HaveEach(true))
 		t.Logf("own %v: %d worlds, %d steps", own, len(seen), steps)
 	}
 }

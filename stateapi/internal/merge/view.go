@@ -34,7 +34,9 @@ type View[T any] struct {
 	order      uint64
 	met        bool                      // members is known
 	members    []string                  // of the fleet, but for this replica
-	unheard    []string                  // members that are not heard
+	unheard    []string                  // members that are not heard, or in doubt
+	doubts     map[string]Doubt          // of replicas
+	hidden     Doubt                     // whether all members are known
 	unclaimed  map[client.ObjectKey]bool // extensions that are shown as Unclaimed or Unsure
 }
 
@@ -62,6 +64,7 @@ func New[T any](times Times) *View[T] {
 		times:      times,
 		extensions: map[client.ObjectKey]*extension[T]{},
 		replicas:   map[string]*replica{},
+		doubts:     map[string]Doubt{},
 		unclaimed:  map[client.ObjectKey]bool{},
 	}
 }
@@ -159,6 +162,7 @@ func (v *View[T]) Replace(name string, rows map[client.ObjectKey]Row[T]) (change
 // Hear says it. Before the first call there may be others that have what is not claimed.
 func (v *View[T]) Members(names []string) (changed []client.ObjectKey) {
 	v.members = slices.Sorted(slices.Values(names))
+	maps.DeleteFunc(v.doubts, func(name string, _ Doubt) bool { return !v.mayDoubt(name) })
 	if changed = v.notice(); !v.met {
 		v.met, changed = true, slices.Collect(maps.Keys(v.unclaimed))
 	}
@@ -169,7 +173,7 @@ func (v *View[T]) Members(names []string) (changed []client.ObjectKey) {
 func (v *View[T]) notice() (changed []client.ObjectKey) {
 	var unheard []string
 	for _, name := range v.members {
-		if _, heard := v.HeardAt(name); !heard {
+		if !v.vouches(name) {
 			unheard = append(unheard, name)
 		}
 	}
@@ -180,7 +184,8 @@ func (v *View[T]) notice() (changed []client.ObjectKey) {
 	return slices.Collect(maps.Keys(v.unclaimed))
 }
 
-// Unheard returns the members that are not heard, sorted. There are none while they are not known.
+// Unheard returns the members that are not heard, or in doubt, sorted. There are none while they
+// are not known.
 func (v *View[T]) Unheard() []string { return slices.Clone(v.unheard) }
 
 // Hear says that a replica was heard at that time.
@@ -198,9 +203,10 @@ func (v *View[T]) Hear(name string, at time.Time) (changed []client.ObjectKey) {
 
 // Forget forgets a replica, and what it said. What it says later begins with a Replace.
 func (v *View[T]) Forget(name string) (changed []client.ObjectKey) {
+	delete(v.doubts, name)
 	r := v.replicas[name]
 	if r == nil {
-		return nil
+		return v.notice()
 	}
 	changed = claimsOf(r)
 	for _, key := range changed {
@@ -241,7 +247,8 @@ func (v *View[T]) Show(key client.ObjectKey, now time.Time) (choice Choice, row 
 		delete(v.unclaimed, key)
 		return Choice{}, row
 	}
-	choice = Choose(e.known, v.claims(e), e.floor, !v.met || len(v.unheard) > 0)
+	_, hidden := v.hidden.Raised()
+	choice = Choose(e.known, v.claims(e), e.floor, !v.met || hidden || len(v.unheard) > 0)
 	if choice.Kind == Unclaimed || choice.Kind == Unsure {
 		v.unclaimed[key] = true
 	} else {
@@ -260,7 +267,7 @@ func (v *View[T]) Show(key client.ObjectKey, now time.Time) (choice Choice, row 
 func (v *View[T]) claims(e *extension[T]) []Claim {
 	claims := make([]Claim, 0, len(e.claims))
 	for name, c := range e.claims {
-		claims = append(claims, Claim{name, c.UID, c.Term, v.replicas[name].heard, c.order})
+		claims = append(claims, Claim{name, c.UID, c.Term, v.vouches(name), c.order})
 	}
 	return claims
 }

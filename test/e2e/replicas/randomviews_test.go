@@ -179,7 +179,7 @@ func (f *faultyView) step(random *rand.Rand, later func(undo func())) {
 			}
 		})
 	}
-	switch random.IntN(8) {
+	switch random.IntN(9) {
 	case 0:
 		did("kill")
 		f.kill(r)
@@ -216,6 +216,10 @@ func (f *faultyView) step(random *rand.Rand, later func(undo func())) {
 	case 6: // some of the others hear it later than the rest
 		did("lag of")
 		later(f.paths[r].lag(random))
+	case 7: // so much later that they do not wait for it
+		did("behind")
+		conns := f.paths[r].connections()
+		later(f.paths[r].fallBehind(slices.DeleteFunc(conns, func(*proxied) bool { return random.IntN(2) == 0 })))
 	default:
 		did("leave")
 		r.signal(syscall.SIGTERM)

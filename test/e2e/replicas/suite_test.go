@@ -380,8 +380,8 @@ func expectNoInterleaving(t *testing.T, prefix string) {
 	NewWithT(t).Expect(returns).To(BeNumerically(">", 0))
 }
 
-// proxy forwards TCP connections to a server. set cuts them, or lets their data wait. lag lets what
-// the server says come late on some of them.
+// proxy forwards TCP connections to a server. set cuts them, or lets their data wait. lag and
+// fallBehind let what the server says come late on some of them.
 type proxy struct {
 	listener net.Listener
 	mu       sync.Mutex
@@ -395,7 +395,9 @@ type proxy struct {
 // proxied is a connection through a proxy.
 type proxied struct {
 	client, server net.Conn
+	begun          time.Time
 	flows          chan struct{} // guarded by proxy.mu; closed while what the server says flows
+	behind         *behind       // guarded by proxy.mu; nil if what the server says comes at once
 }
 
 // startProxy starts a proxy in front of the API server.
@@ -441,12 +443,17 @@ func (p *proxy) serve() {
 		if p.cut {
 			_, _ = conn.Close(), upstream.Close()
 		} else {
-			one := &proxied{client: conn, server: upstream, flows: make(chan struct{})}
+			one := &proxied{client: conn, server: upstream, begun: time.Now(), flows: make(chan struct{})}
 			close(one.flows)
 			p.conns = append(p.conns, one)
 			p.running.Go(func() { p.forward(upstream, conn, func() chan struct{} { return p.flows }) })
 			p.running.Go(func() {
-				p.forward(conn, upstream, func() chan struct{} { return p.flows }, func() chan struct{} { return one.flows })
+				late, end := p.readLate(one)
+				defer end()
+				p.forward(conn, late, func() chan struct{} { return p.flows }, func() chan struct{} { return one.flows })
+				p.mu.Lock()
+				defer p.mu.Unlock()
+				p.conns = slices.DeleteFunc(p.conns, func(other *proxied) bool { return other == one })
 			})
 		}
 		p.mu.Unlock()
@@ -454,7 +461,7 @@ func (p *proxy) serve() {
 }
 
 // forward copies data while it may flow. What it has read stays there until then.
-func (p *proxy) forward(to, from net.Conn, gates ...func() chan struct{}) {
+func (p *proxy) forward(to io.WriteCloser, from io.Reader, gates ...func() chan struct{}) {
 	defer to.Close()
 	buffer := make([]byte, 32<<10)
 	for {
@@ -492,6 +499,100 @@ func (p *proxy) set(cut, flows bool) {
 		}
 		p.conns = nil
 	}
+}
+
+// connections returns those that there are.
+func (p *proxy) connections() []*proxied {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return slices.Clone(p.conns)
+}
+
+// behind lets what the server says come later and later, each time before the reader takes the
+// server for silent: what is said at a time after the beginning comes slope times that time later.
+type behind struct {
+	begun time.Time
+	ended chan struct{} // closed when all comes at once again
+}
+
+const slope = 2.5
+
+// fallBehind lets what the server says on some connections come later and later, until end is
+// called.
+func (p *proxy) fallBehind(conns []*proxied) (end func()) {
+	late := &behind{begun: time.Now(), ended: make(chan struct{})}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for _, one := range conns {
+		one.behind = late
+	}
+	return sync.OnceFunc(func() {
+		p.mu.Lock()
+		defer p.mu.Unlock()
+		for _, one := range conns {
+			one.behind = nil
+		}
+		close(late.ended)
+	})
+}
+
+// lateReader reads what the server said on a connection, when it is time.
+type lateReader struct {
+	said chan lateBytes
+	rest []byte
+}
+
+type lateBytes struct {
+	data   []byte
+	due    time.Time
+	behind *behind
+}
+
+// readLate returns a reader of what the server says on a connection, until end is called.
+func (p *proxy) readLate(one *proxied) (reader io.Reader, end func()) {
+	said, ended := make(chan lateBytes, 1<<12), make(chan struct{})
+	p.running.Go(func() {
+		defer close(said)
+		for {
+			data := make([]byte, 32<<10)
+			n, err := one.server.Read(data)
+			next := lateBytes{data: data[:n], due: time.Now()}
+			p.mu.Lock()
+			if next.behind = one.behind; next.behind != nil {
+				next.due = next.due.Add(time.Duration(slope * float64(next.due.Sub(next.behind.begun))))
+			}
+			p.mu.Unlock()
+			select {
+			case said <- next:
+			case <-ended:
+				return
+			}
+			if err != nil {
+				return
+			}
+		}
+	})
+	return &lateReader{said: said}, func() { close(ended) }
+}
+
+// Read implements io.Reader.
+func (r *lateReader) Read(data []byte) (int, error) {
+	for len(r.rest) == 0 {
+		next, more := <-r.said
+		if !more {
+			return 0, io.EOF
+		}
+		if next.behind != nil {
+			select {
+			case <-time.After(time.Until(next.due)):
+			case <-next.behind.ended:
+			}
+		}
+		r.rest = next.data
+	}
+	n := copy(data, r.rest)
+	r.rest = r.rest[n:]
+	return n, nil
 }
 
 // longestLag is less than the time after which a replica is not heard. In lagPause what was held

@@ -505,20 +505,11 @@ func (v *viewed) reconnect() (end func()) {
 	})
 }
 
-// The replica that serves next may hear of what the others do later than the one before has shown
-// it: what is shown still does not go back.
-func TestViewHandedOverByOneThatHearsMore(t *testing.T) {
-	v := newViewed(t, "behind", 60)
-	v.start()
-	v.start()
-	v.start()
-	v.agrees()
-	w := v.watch()
-	lists := newWatcher()
-	ctx, stop := context.WithCancel(t.Context())
+// list lists the view all the time, until end is called, and notes what must not be.
+func (v *viewed) list() (lists *watcher, end func()) {
+	lists = newWatcher()
+	ctx, cancel := context.WithCancel(v.t.Context())
 	var asking sync.WaitGroup
-	defer asking.Wait()
-	defer stop()
 	asking.Go(func() {
 		for ctx.Err() == nil {
 			rows, err := v.rows()
@@ -534,6 +525,23 @@ func TestViewHandedOverByOneThatHearsMore(t *testing.T) {
 			}
 		}
 	})
+	return lists, func() {
+		cancel()
+		asking.Wait()
+	}
+}
+
+// The replica that serves next may hear of what the others do later than the one before has shown
+// it: what is shown still does not go back.
+func TestViewHandedOverByOneThatHearsMore(t *testing.T) {
+	v := newViewed(t, "behind", 60)
+	v.start()
+	v.start()
+	v.start()
+	v.agrees()
+	w := v.watch()
+	lists, stop := v.list()
+	defer stop()
 	running := slices.Clone(v.replicas)
 	random := rand.New(rand.NewPCG(*seed, 0)) //nolint:gosec // not a secret
 	for range 3 {
@@ -561,6 +569,60 @@ func TestViewHandedOverByOneThatHearsMore(t *testing.T) {
 		NewWithT(t).Expect(v.check(w)).To(BeEmpty())
 		NewWithT(t).Expect(v.check(lists)).To(BeEmpty())
 	}
+}
+
+// The replica that serves next hears of what another one does so late that no read waits for it:
+// what that one has is Unknown until it is heard, and does not go back.
+func TestViewHandedOverByOneThatIsFarBehind(t *testing.T) {
+	g := NewWithT(t)
+	v := newViewed(t, "far", 30)
+	v.options.Lease = 5 * leaseDuration // it keeps what it has while it cannot reach the API server
+	first := v.start()
+	v.agrees()
+	late := v.start()
+	g.Eventually(v.rows).WithTimeout(patience).Should(ContainElement(HaveField("Status.Replica", late.name)))
+	v.agrees()
+	others := v.paths[late].connections()
+	next := v.start()
+	v.agrees()
+	g.Expect(v.serves()).To(Equal(first.name))
+	w := v.watch()
+	lists, stop := v.list()
+	defer stop()
+	var toNext []*proxied
+	g.Eventually(func() []*proxied {
+		toNext = slices.DeleteFunc(v.paths[late].connections(), func(one *proxied) bool {
+			return slices.Contains(others, one) || time.Since(one.begun) < 2*time.Second // its first one may fail
+		})
+		return toNext
+	}).WithTimeout(patience).ShouldNot(BeEmpty())
+	begun := time.Now()
+	inTime := v.paths[late].fallBehind(toNext)
+	defer inTime()
+	end := v.reconnect()
+	defer end()
+	g.Eventually(func() time.Duration { return time.Since(begun) }).WithTimeout(patience).
+		Should(BeNumerically(">", 18*time.Second)) // when reads end to wait, what was said now is not heard yet
+	v.ways[late].set(true, true) // it does not take over
+	v.kill(first)
+	w.deaf(first, true)
+	lists.deaf(first, true)
+	g.Eventually(v.serves).WithTimeout(patience).Should(Equal(next.name))
+	v.ways[late].set(false, true)
+	g.Eventually(func(g Gomega) {
+		rows, err := v.rows()
+		g.Expect(err).NotTo(HaveOccurred())
+		for _, row := range rows {
+			lists.see(row)
+		}
+		g.Expect(rows).To(ContainElement(HaveField("Status.Message", HavePrefix("replica "+late.name+" is heard late: "))))
+	}).WithTimeout(patience).Should(Succeed())
+	inTime()
+	end()
+	v.agrees()
+	v.follows(w)
+	g.Expect(v.check(w)).To(BeEmpty())
+	g.Expect(v.check(lists)).To(BeEmpty())
 }
 
 // Those who may write Leases can lead the replicas somewhere else. What answers there gets no
