@@ -8,13 +8,15 @@ import (
 	"time"
 
 	"github.com/pkg/errors"
-	"golang.org/x/sync/errgroup"
 	"k8s.io/apimachinery/pkg/util/sets"
+	"sigs.k8s.io/controller-runtime/pkg/client"
 )
 
 const (
 	// askAgain is the pause before a question that was not answered is asked again.
 	askAgain = 200 * time.Millisecond
+	// askLater is that pause if no read waits.
+	askLater = time.Second
 	// silenceInterval is how often those that are waited for are looked at: one may be silent.
 	silenceInterval = 200 * time.Millisecond
 )
@@ -26,45 +28,44 @@ const (
 func (m *merged) hearOut(ctx context.Context) error {
 	begun := time.Now()
 	unknown := m.awaitMembers(ctx)
-	m.meets(begun, unknown == nil)
 	m.mu.Lock()
 	all := append(m.view.Replicas(), m.members...)
 	m.mu.Unlock()
 	slices.Sort(all)
-	var hearing errgroup.Group
-	for _, replica := range slices.Compact(all) {
-		if replica != m.self {
-			hearing.Go(func() error { return m.hearOutFrom(ctx, begun, replica) })
-		}
+	all = slices.DeleteFunc(slices.Compact(all), func(replica string) bool { return replica == m.self })
+	failed := make([]error, len(all))
+	var hearing sync.WaitGroup
+	for n, replica := range all {
+		hearing.Go(func() { failed[n] = m.hearOutOne(ctx, replica) })
 	}
-	return cmp.Or(hearing.Wait(), unknown)
+	hearing.Wait()
+	if errors.Is(ctx.Err(), context.Canceled) { // no read is answered
+		return ctx.Err()
+	}
+	m.heardOut(begun, all, failed, unknown)
+	return cmp.Or(cmp.Or(failed...), unknown)
 }
 
-// hearOutFrom is hearOut for one replica, which is in doubt if it fails.
-func (m *merged) hearOutFrom(ctx context.Context, begun time.Time, replica string) error {
-	err := m.hearOutOne(ctx, replica)
+// heardOut shows what follows from whether replicas were heard out that were asked at begun, and
+// the members were known.
+func (m *merged) heardOut(begun time.Time, replicas []string, failed []error, unknown error) {
 	m.mu.Lock()
-	changed := m.view.HeardOut(replica, begun, err == nil)
+	changed := sets.New(m.view.Met(begun, unknown == nil)...)
+	for n, replica := range replicas {
+		changed.Insert(m.view.HeardOut(replica, begun, failed[n] == nil)...)
+	}
 	m.noticeLocked(time.Now())
 	m.mu.Unlock()
-	m.showAll(changed, false)
-	return err
+	m.showAll(changed.UnsortedList(), false)
 }
 
-// meets takes over whether all members are known that there were at begun.
-func (m *merged) meets(begun time.Time, all bool) {
-	m.mu.Lock()
-	changed := m.view.Met(begun, all)
-	m.mu.Unlock()
-	m.showAll(changed, false)
-}
-
-// hearOutLater hears out what is in doubt, until ctx is done.
+// hearOutLater hears out what is in doubt, until ctx is done. What fails is asked again: no read
+// waits for it, so it raises no doubt.
 func (m *merged) hearOutLater(ctx context.Context) {
 	var mu sync.Mutex
 	asked := sets.New[string]() // guarded by mu; the empty string stands for who is a member
 	var asking sync.WaitGroup
-	ask := func(about string, question func(begun time.Time)) {
+	ask := func(about string, question func() error, answered func(begun time.Time) []client.ObjectKey) {
 		mu.Lock()
 		defer mu.Unlock()
 		if asked.Has(about) {
@@ -72,7 +73,19 @@ func (m *merged) hearOutLater(ctx context.Context) {
 		}
 		asked.Insert(about)
 		asking.Go(func() {
-			question(time.Now())
+			begun := time.Now()
+			if question() == nil {
+				m.mu.Lock()
+				changed := answered(begun)
+				m.noticeLocked(time.Now())
+				m.mu.Unlock()
+				m.showAll(changed, false)
+			} else {
+				select {
+				case <-ctx.Done():
+				case <-time.After(askLater):
+				}
+			}
 			mu.Lock()
 			defer mu.Unlock()
 			asked.Delete(about)
@@ -86,10 +99,12 @@ func (m *merged) hearOutLater(ctx context.Context) {
 		case <-tick.C:
 			replicas, members := m.doubts()
 			for _, replica := range replicas {
-				ask(replica, func(begun time.Time) { _ = m.hearOutFrom(ctx, begun, replica) })
+				ask(replica, func() error { return m.hearOutOne(ctx, replica) },
+					func(begun time.Time) []client.ObjectKey { return m.view.HeardOut(replica, begun, true) })
 			}
 			if members {
-				ask("", func(begun time.Time) { m.meets(begun, m.awaitMembers(ctx) == nil) })
+				ask("", func() error { return m.awaitMembers(ctx) },
+					func(begun time.Time) []client.ObjectKey { return m.view.Met(begun, true) })
 			}
 		}
 	}

@@ -112,6 +112,11 @@ func TestReplicaThatIsHeardLate(t *testing.T) {
 		speaks.Store(true)
 		time.Sleep(time.Minute)
 		shows(v1alpha1.StateUnknown, 0, v1alpha1.StateUnknown)
+		c, _, _ = (&Replicas{f}).Show(client.ObjectKey{Name: "red"})
+		g.Expect(c.Status.Message).To(HavePrefix("replica late is heard late: "))
+		_, silent = (&Replicas{f}).Members()
+		g.Expect(silent["late"]).To(BeTemporally(">", begun))
+		g.Expect(time.Since(silent["late"])).To(BeNumerically(">=", time.Minute), "what is asked later raises no doubt")
 		answers.Store(true)
 		speaks.Store(false)
 		time.Sleep(2 * silence) // what was asked ends
@@ -136,5 +141,79 @@ func TestReplicaThatIsHeardLate(t *testing.T) {
 		synctest.Wait()
 		m.settle()
 		shows(v1alpha1.StateConnected, 5, v1alpha1.StateDisconnected)
+	})
+}
+
+// What was in doubt is heard out while the server runs, one question at a time. When it has ended,
+// nothing is in doubt. A round that ends with it raises no doubt.
+func TestDoubtWhileAReplicaServes(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		g := NewWithT(t)
+		f := newView()
+		m := f.merged
+		var mu sync.Mutex
+		asked, most := 0, 0
+		answer := make(chan struct{})
+		m.catchUp = func(ctx context.Context, _ string) error {
+			mu.Lock()
+			asked++
+			most = max(most, asked)
+			mu.Unlock()
+			defer func() {
+				mu.Lock()
+				defer mu.Unlock()
+				asked--
+			}()
+			select {
+			case <-ctx.Done():
+				return ctx.Err()
+			case <-answer:
+				return nil
+			}
+		}
+		m.Members([]string{"late"})
+		m.Changed("late", connectionsResource, claim("red", "1", v1alpha1.StateConnected, 1))
+		m.Heard("late")
+		shows := func(state string) {
+			t.Helper()
+			synctest.Wait()
+			c, _, _ := (&Replicas{f}).Show(client.ObjectKey{Name: "red"})
+			g.Expect(c.Status.State).To(Equal(state))
+		}
+		reading, stop := context.WithCancel(t.Context())
+		ended := make(chan struct{})
+		current := newCurrent(nil, m.hearOut)
+		var hearing sync.WaitGroup
+		hearing.Go(func() { f.hear(reading, current, ended) })
+		g.Expect(current.await(t.Context())).To(Succeed())
+		shows(v1alpha1.StateUnknown)
+		time.Sleep(10 * askLater)
+		mu.Lock()
+		g.Expect(most).To(Equal(1))
+		mu.Unlock()
+		close(answer)
+		shows(v1alpha1.StateConnected)
+
+		mu.Lock()
+		answer = make(chan struct{})
+		mu.Unlock()
+		g.Expect(current.await(t.Context())).To(Succeed())
+		shows(v1alpha1.StateUnknown)
+		stop()
+		shows(v1alpha1.StateUnknown)
+		close(ended)
+		hearing.Wait()
+		shows(v1alpha1.StateConnected)
+
+		reading, stop = context.WithCancel(t.Context())
+		ended = make(chan struct{})
+		current = newCurrent(nil, m.hearOut)
+		hearing.Go(func() { f.hear(reading, current, ended) })
+		hearing.Go(func() { g.Expect(current.await(t.Context())).NotTo(Succeed()) })
+		synctest.Wait()
+		stop()
+		shows(v1alpha1.StateConnected)
+		close(ended)
+		hearing.Wait()
 	})
 }

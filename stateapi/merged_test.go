@@ -213,18 +213,18 @@ func TestUnheardMember(t *testing.T) {
 			g.Expect(status.Since.Time).To(BeTemporally("==", begun))
 		}
 		shows(v1alpha1.StateUnknown, v1alpha1.ReasonReplicaSilent,
-			"no replica that is heard has it; the other replicas are not known yet")
+			"no replica that is heard has it; it is not known which other replicas there are")
 		g.Expect(m.gauges(time.Now()).Unclaimed.Extensions).To(BeZero())
 		m.Members(nil)
 		shows(v1alpha1.StateDisconnected, v1alpha1.ReasonNoReplica, "no replica has it")
 		time.Sleep(time.Second)
 		m.Members([]string{"e", "d", "c", "b", "a"})
 		shows(v1alpha1.StateUnknown, v1alpha1.ReasonReplicaSilent,
-			"no replica that is heard has it; not heard, and may have it: a, b, c and 2 more")
+			"no replica that is heard has it; not heard, or too late, and may have it: a, b, c and 2 more")
 		g.Expect(m.gauges(time.Now()).Unclaimed.Oldest).To(Equal(time.Second), "it goes on to count")
 		m.Members([]string{"a", "b"})
 		shows(v1alpha1.StateUnknown, v1alpha1.ReasonReplicaSilent,
-			"no replica that is heard has it; not heard, and may have it: a, b")
+			"no replica that is heard has it; not heard, or too late, and may have it: a, b")
 		m.Heard("a")
 		m.Heard("b")
 		shows(v1alpha1.StateDisconnected, v1alpha1.ReasonNoReplica, "no replica has it")
@@ -234,7 +234,7 @@ func TestUnheardMember(t *testing.T) {
 			m.tick(time.Now())
 		}
 		shows(v1alpha1.StateUnknown, v1alpha1.ReasonReplicaSilent,
-			"no replica that is heard has it; not heard, and may have it: b")
+			"no replica that is heard has it; not heard, or too late, and may have it: b")
 
 		f.know("blue", "2")
 		g.Expect(m.gauges(time.Now()).Unclaimed.Extensions).To(Equal(1), "b may have blue")

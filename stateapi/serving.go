@@ -138,14 +138,10 @@ func (f *fleet) serve(ctx context.Context, term *fence.Term, running *sync.WaitG
 	log.FromContext(ctx).Info("Serves the state API for all replicas")
 	reading, endReads := context.WithCancel(context.WithoutCancel(ctx))
 	context.AfterFunc(life, func() { time.AfterFunc(lastReads, endReads) })
+	ended := make(chan struct{})
+	running.Go(func() { f.hear(reading, current, ended) })
 	running.Go(func() {
-		var hearing sync.WaitGroup
-		hearing.Go(func() { current.run(reading) })
-		hearing.Go(func() { f.merged.hearOutLater(reading) })
-		hearing.Wait()
-		f.merged.settle()
-	})
-	running.Go(func() {
+		defer close(ended)
 		defer endReads()
 		if !awaitCheck(ctx, server) {
 			return
@@ -177,6 +173,17 @@ func (f *fleet) serve(ctx context.Context, term *fence.Term, running *sync.WaitG
 		}
 	})
 	return t
+}
+
+// hear hears out the other replicas when reads wait, and what is in doubt, until ctx is done. There
+// is no doubt any more when the server has ended.
+func (f *fleet) hear(ctx context.Context, current *current, ended <-chan struct{}) {
+	var hearing sync.WaitGroup
+	hearing.Go(func() { current.run(ctx) })
+	hearing.Go(func() { f.merged.hearOutLater(ctx) })
+	hearing.Wait()
+	<-ended
+	f.merged.settle()
 }
 
 // giveUp says that this replica does not serve any more: its server ends at once, or, if it hands

@@ -138,12 +138,12 @@ const namedUnheard = 3
 func (m *merged) unheardLocked() string {
 	names, more := m.view.Unheard(), ""
 	if len(names) == 0 {
-		return "the other replicas are not known yet"
+		return "it is not known which other replicas there are"
 	}
 	if others := len(names) - namedUnheard; others > 0 {
 		names, more = names[:namedUnheard], fmt.Sprintf(" and %d more", others)
 	}
-	return "not heard, and may have it: " + strings.Join(names, ", ") + more
+	return "not heard, or too late, and may have it: " + strings.Join(names, ", ") + more
 }
 
 // sinceLocked returns since when an extension is shown as it is.

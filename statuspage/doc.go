@@ -36,8 +36,8 @@
 //     Secrets and watched kinds of all tenants: serve it without authentication on loopback only,
 //     through Local, which refuses requests that other web sites make through a browser.
 //   - Only the replica that leads has connections. The page of another one says so. With
-//     Options.Replicas, extensions of a replica that is not heard are Unknown, with the time when it
-//     was heard last, and each replica keeps the rows and timelines of all extensions.
+//     Options.Replicas, extensions of a replica that is not heard in time are Unknown, with the time
+//     when it was heard last, and each replica keeps the rows and timelines of all extensions.
 //   - Timelines are in memory: the newest 64 entries of an extension, and 50,000 in all, those of a
 //     removed extension for an hour. They begin when the process begins to lead. Changes that
 //     follow each other within milliseconds can be one entry.

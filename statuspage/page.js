@@ -234,7 +234,7 @@
     setText(byID("replicas"), replicas.names.length === 0 ? "This replica does not know the others, and cannot tell what they have" :
       silent.length === 0 ? counted(replicas.names.length, "replica", "replicas") :
         counted(replicas.names.length, "replica", "replicas") + ", of which " + (silent.length === 1 ? "one is" : number(silent.length) + " are") +
-        " not heard: " + silent.slice(0, 3).map((replica) => podOf(replica.name) +
+        " not heard in time: " + silent.slice(0, 3).map((replica) => podOf(replica.name) +
           (replica.since ? " since " + clockTime(replica.since) : "")).join(", ") +
         (silent.length > 3 ? " and " + number(silent.length - 3) + " more" : ""));
   };
@@ -496,7 +496,7 @@
     const fact = (name, value) => { if (value) facts.push([name, value]); };
     const silent = Boolean(state) && state.state === "Unknown";
     if (state) {
-      fact("Replica", state.replica && state.replica + (silent ? ", which is not heard. The rest is as it said last" : ""));
+      fact("Replica", state.replica && state.replica + (silent ? ", which is not heard in time. The rest is as it said last" : ""));
       fact("Claimed by", (state.claimedBy || []).join(" and "));
       fact("State", (state.state || state.phase) + (state.since ? " since " + new Date(state.since).toLocaleString() : ""));
       fact("Identity", state.username);

@@ -30,8 +30,9 @@ type Replicas interface {
 	Show(extension client.ObjectKey) (*v1alpha1.Connection, []*v1alpha1.Scope, bool)
 	// Ask is Show with what only the replica that has the extension knows, if that answers.
 	Ask(ctx context.Context, extension client.ObjectKey) (*v1alpha1.Connection, []*v1alpha1.Scope, bool)
-	// Members returns the replicas, sorted, and those that are not heard with the time when they were
-	// heard last, which is zero if they never were. There are none while they are not known.
+	// Members returns the replicas, sorted, and those that are not heard, with the time when they were
+	// heard last, which is zero if they never were, or not in time, with the time when they were
+	// asked. There are none while they are not known.
 	Members() (replicas []string, silent map[string]time.Time)
 }
 
@@ -41,7 +42,7 @@ type replicas struct {
 	Silent []silentReplica `json:"silent,omitempty"`
 }
 
-// silentReplica is a replica that is not heard.
+// silentReplica is a replica that is not heard in time.
 type silentReplica struct {
 	Name  string    `json:"name"`
 	Since time.Time `json:"since,omitzero"` // zero if it never was

@@ -271,11 +271,11 @@ func view() []panel {
 		},
 		{
 			kind:        "timeseries",
-			title:       "Replicas that are not heard by another one, and that serve",
+			title:       "Replicas that another one does not hear in time, and that serve",
 			width:       12,
 			description: "None, and one. Several that serve are a hand-over.",
 			queries: []query{
-				{`max by (fleet) (latchkey_fleet_silent_replicas{job=~"$job"})`, "{{fleet}}: not heard"},
+				{`max by (fleet) (latchkey_fleet_silent_replicas{job=~"$job"})`, "{{fleet}}: not heard in time"},
 				{`sum by (fleet) (latchkey_fleet_serving{job=~"$job"})`, "{{fleet}}: serve"},
 			},
 		},

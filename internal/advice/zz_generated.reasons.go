@@ -28,5 +28,5 @@ var reasons = map[string]string{
 	"RequestsRefused":        "Grant the ServiceAccount what the message names: kubectl latchkey role EXTENSION --missing prints the role, where permissions are on record.",
 	"KindsNotServed":         "Install the CustomResourceDefinition, or the API server's extension. It is noticed within a minute.",
 	"NoReplica":              "If it lasts: read the replicas' logs, and look at the Leases, as for LatchkeyExtensionUnclaimed.",
-	"ReplicaSilent":          "Look at the Pods of the replicas that the message names, and at the network path between the replicas, as for LatchkeyReplicaSilent. If one is gone, others take its extensions within two of its Leases.",
+	"ReplicaSilent":          "Look at the Pods of the replicas that the message names, and at the network path between the replicas, as for LatchkeyReplicaSilent. If one is gone, others take its extensions within two of its Leases. One that is heard late (\"is heard late\") is shown again when it was heard out: it, or the network to it, is slow.",
 }

@@ -24,7 +24,7 @@ var (
 	fleetReplicas = fleetGauge("latchkey_fleet_replicas",
 		"Replicas of the fleet that this one knows, and itself.")
 	fleetSilent = fleetGauge("latchkey_fleet_silent_replicas",
-		"Replicas of the fleet that this one knows, and does not hear.")
+		"Replicas of the fleet that this one knows, and does not hear, or, while it serves, has not heard out in time.")
 
 	fleetGauges = []*prometheus.Desc{fleetServing, fleetExtensions, fleetUnclaimed, fleetUnclaimedAge, fleetContested,
 		fleetContestedAge, fleetReplicas, fleetSilent}

@@ -28,8 +28,8 @@ const (
 	ReasonNoReplica = "NoReplica"
 	// ReasonReplicaSilent: the replica that had the extension last is not heard, or so late that
 	// another one may have shown more. State is Unknown, and the rest is as the replica said it last,
-	// without term and epoch. Or no replica that is heard has it, and one that is not may have it:
-	// then the Connection names no replica.
+	// without term and epoch. Or no replica that is heard has it, and one that is not may have it, or
+	// it cannot be known which replicas there are: then the Connection names no replica.
 	ReasonReplicaSilent = "ReplicaSilent"
 )
 

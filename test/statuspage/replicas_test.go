@@ -91,7 +91,7 @@ func (m *manyReplicas) silence(replica string) {
 				at.UTC().Format(time.RFC3339))
 			c.Status.Since = &metav1.Time{Time: at}
 		case c.Status.Reason == v1alpha1.ReasonNoReplica:
-			c.Status.Message = "no replica that is heard has it; not heard, and may have it: " + replica
+			c.Status.Message = "no replica that is heard has it; not heard, or too late, and may have it: " + replica
 		default:
 			continue
 		}
@@ -188,7 +188,7 @@ func TestReplicas(t *testing.T) {
 	b.eventually("#live", Equal("Live"))
 
 	view.silence(replicaNames[1])
-	b.eventually("#replicas", MatchRegexp(`^3 replicas, of which one is not heard: latchkey-7d9f8b6c54-9hq4w since \d+:\d+:\d+$`))
+	b.eventually("#replicas", MatchRegexp(`^3 replicas, of which one is not heard in time: latchkey-7d9f8b6c54-9hq4w since \d+:\d+:\d+$`))
 	b.eventually("#summary", MatchRegexp(`^○ 3,3\d\d Unknown\s+◆ \d+ Degraded\s+● 6,6\d\d Connected`))
 	b.eventually("#groups", MatchRegexp(`(?s)^\s*○ ReplicaSilent.*3,3\d\d extensions.*Pod.*ScopesForbidden`))
 	g.Expect(b.column(2)[:8]).To(Equal(repeat("○ Unknown", 8)))
@@ -207,7 +207,7 @@ func TestReplicas(t *testing.T) {
 	b.click("#rows button")
 	b.eventually("#verdict", HavePrefix("○ Unknown: ReplicaSilent for "))
 	b.eventually("#advice", HavePrefix("What to do: Look at the Pods of the replicas that the message names"))
-	b.eventually("#facts", ContainSubstring("which is not heard. The rest is as it said last"))
+	b.eventually("#facts", ContainSubstring("which is not heard in time. The rest is as it said last"))
 	b.eventually("#scopes tbody", ContainSubstring("was Synced"))
 	b.eventually("#cost", Equal("2 informers."))
 	g.Expect(evaluate[int](b, `document.querySelectorAll("#scopes .good, #verdict.good, #facts .good").length`)).To(BeZero())

@@ -17,10 +17,10 @@ const (
 	Unclaimed
 	// Held means: a replica that is heard has it.
 	Held
-	// Silent means: the replica that had it last is not heard.
+	// Silent means: the replica that had it last is not heard, or in doubt.
 	Silent
-	// Unsure means: the extension exists, no replica that is heard has it, and one that is not heard
-	// may have it.
+	// Unsure means: the extension exists, no replica that is heard has it, and one that is not, or in
+	// doubt, may have it.
 	Unsure
 )
 
@@ -30,6 +30,7 @@ type Claim struct {
 	UID     types.UID // of the extension
 	Term    int64     // of the lease in which the replica acts; 0 if there is none
 	Heard   bool      // whether the replica is heard
+	Doubted bool      // whether there is a Doubt about the replica
 	Order   uint64    // the later of two claims has the higher one
 }
 
@@ -53,7 +54,8 @@ type Choice struct {
 
 // Choose decides what is shown of an extension. known is its UID, "" if it is not known to exist.
 // Claims of another UID are of an extension that was deleted, or is not known yet: they count only
-// while none is known. unheard says that a replica is not heard: it may have taken what it had not.
+// while none is known. unheard says that a replica is not heard, or in doubt: it may have taken
+// what it had not.
 func Choose(known types.UID, claims []Claim, floor Floor, unheard bool) Choice {
 	var best, live *Claim
 	heard := map[string]bool{}
@@ -67,17 +69,17 @@ func Choose(known types.UID, claims []Claim, floor Floor, unheard bool) Choice {
 		}
 		if claim.Heard {
 			heard[claim.Replica] = true
-			if live == nil || compare(claim, live) > 0 {
-				live = claim
-			}
+		}
+		if claim.isVouched() && (live == nil || compare(claim, live) > 0) {
+			live = claim
 		}
 	}
 	choice := Choice{Kind: Unclaimed, UID: known, Contested: len(heard) > 1}
 	above := func(claim *Claim) bool { return claim.UID != floor.UID || claim.Term >= floor.Term }
 	switch {
-	case live != nil && above(live):
+	case live != nil && above(live) && (!best.Doubted || best.Term <= live.Term):
 		choice.Kind, choice.Replica, choice.Term, choice.UID = Held, live.Replica, live.Term, live.UID
-	case best != nil && !best.Heard && above(best):
+	case best != nil && !best.isVouched() && above(best):
 		choice.Kind, choice.Replica, choice.Term, choice.UID = Silent, best.Replica, best.Term, best.UID
 	case best == nil && known == "":
 		choice.Kind = Absent
@@ -90,6 +92,9 @@ func Choose(known types.UID, claims []Claim, floor Floor, unheard bool) Choice {
 	}
 	return choice
 }
+
+// isVouched reports whether what the claim says may be shown as what is so.
+func (c *Claim) isVouched() bool { return c.Heard && !c.Doubted }
 
 // compare compares two claims: the higher term is newer, and of equal ones the later.
 func compare(x, y *Claim) int {

@@ -8,13 +8,13 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 )
 
-// HeardOut says whether all was heard that a replica had at begun. Until it is, what the replica
-// says counts as that of one that is not heard: another replica may have shown more of it.
+// HeardOut says whether all was heard that a replica had at begun. Until it is, the replica is in
+// doubt, and what it says is taken for that of one that is not heard.
 func (v *View[T]) HeardOut(name string, begun time.Time, all bool) (changed []client.ObjectKey) {
 	if !v.mayDoubt(name) {
 		return nil
 	}
-	before := v.vouches(name)
+	before := v.isDoubted(name)
 	doubt := v.doubts[name]
 	doubt.answer(begun, all)
 	if _, raised := doubt.Raised(); raised {
@@ -22,10 +22,12 @@ func (v *View[T]) HeardOut(name string, begun time.Time, all bool) (changed []cl
 	} else {
 		delete(v.doubts, name)
 	}
-	if r := v.replicas[name]; r != nil && v.vouches(name) != before {
-		changed = claimsOf(r)
+	v.notice()
+	if v.isDoubted(name) == before {
+		return nil
 	}
-	return append(changed, v.notice()...)
+	// If it was just silent, these may not have been shown yet.
+	return append(v.claimsOf(name), slices.Collect(maps.Keys(v.unclaimed))...)
 }
 
 // Met says whether all members are known that there were at begun. Until they are, an extension
@@ -50,9 +52,7 @@ func (d *Doubt) answer(begun time.Time, all bool) {
 // Settle says that this replica does not serve any more: it shows what it has heard.
 func (v *View[T]) Settle() (changed []client.ObjectKey) {
 	for name := range v.doubts {
-		if r := v.replicas[name]; r != nil {
-			changed = append(changed, claimsOf(r)...)
-		}
+		changed = append(changed, v.claimsOf(name)...)
 	}
 	clear(v.doubts)
 	if _, raised := v.hidden.Raised(); raised {
@@ -79,9 +79,14 @@ func (v *View[T]) mayDoubt(name string) bool {
 	return v.replicas[name] != nil || slices.Contains(v.members, name)
 }
 
-// vouches reports whether what a replica says may be shown as what is so.
-func (v *View[T]) vouches(name string) bool {
-	r := v.replicas[name]
-	_, doubted := v.doubts[name]
-	return r != nil && r.heard && !doubted
+func (v *View[T]) isDoubted(name string) bool {
+	_, is := v.doubts[name]
+	return is
+}
+
+func (v *View[T]) claimsOf(name string) []client.ObjectKey {
+	if r := v.replicas[name]; r != nil {
+		return claimsOf(r)
+	}
+	return nil
 }

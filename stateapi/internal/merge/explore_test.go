@@ -28,6 +28,7 @@ type world struct {
 	claims  [replicas]int8
 	queues  [replicas]queue
 	heard   [replicas]bool
+	doubted [replicas]bool // another one may have shown more of what it said
 	deaf    [replicas]bool // it is suspended, or cut off: nothing that it says arrives
 	streams [replicas]bool // it is followed: what it says arrives, in order
 	floor   int8
@@ -42,14 +43,25 @@ func (w *world) choose() Choice {
 	var claims []Claim
 	for r := range replicas {
 		if w.claims[r] > 0 {
-			claims = append(claims, Claim{Replica: name(r), UID: "uid", Term: int64(w.claims[r]), Heard: w.heard[r]})
+			claims = append(claims, Claim{
+				Replica: name(r),
+				UID:     "uid",
+				Term:    int64(w.claims[r]),
+				Heard:   w.heard[r],
+				Doubted: w.doubted[r],
+			})
 		}
 	}
 	floor := Floor{}
 	if w.floored {
 		floor = Floor{UID: "uid", Term: int64(w.floor)}
 	}
-	return Choose("uid", claims, floor, slices.Contains(w.heard[:], false))
+	return Choose("uid", claims, floor, w.missing())
+}
+
+// missing reports whether a replica is not heard, or in doubt.
+func (w *world) missing() bool {
+	return slices.Contains(w.heard[:], false) || slices.Contains(w.doubted[:], true)
 }
 
 // say lets a replica say something, or returns false if too much is under way.
@@ -65,7 +77,7 @@ func (w *world) say(r int, m message) bool {
 
 func (w *world) atRest() bool {
 	for r := range replicas {
-		if w.queues[r].n > 0 || !w.heard[r] || w.deaf[r] || !w.streams[r] {
+		if w.queues[r].n > 0 || !w.heard[r] || w.doubted[r] || w.deaf[r] || !w.streams[r] {
 			return false
 		}
 	}
@@ -139,11 +151,21 @@ func (w *world) steps() (next []world) {
 			w.heard[r] = false
 			return was
 		})
+		try(func(w *world) bool { // is not heard out in time
+			was := w.doubted[r]
+			w.doubted[r] = true
+			return !was
+		})
+		try(func(w *world) bool { // is heard out: nothing is under way
+			was := w.doubted[r]
+			w.doubted[r] = false
+			return was && w.heard[r] && w.queues[r].n == 0
+		})
 		try(func(w *world) bool { // is forgotten
 			if w.heard[r] || !w.streams[r] {
 				return false
 			}
-			w.claims[r], w.streams[r] = 0, false
+			w.claims[r], w.streams[r], w.doubted[r] = 0, false, false
 			return true
 		})
 		try(func(w *world) bool { // is followed anew, which begins with all that it has
@@ -176,17 +198,18 @@ func TestExplore(t *testing.T) {
 			}
 			shows := choice.Kind == Held || choice.Kind == Silent
 			fails(choice.Kind == Absent, "it is absent")
-			fails(choice.Kind == Unsure && !slices.Contains(after.heard[:], false), "all are heard")
+			fails(choice.Kind == Unsure && !after.missing(), "all are heard")
 			for r := range replicas {
 				has := int(after.holder) == r+1
-				fails(choice.Kind == Unclaimed && has && !after.heard[r], "it has a replica, which is not heard")
+				fails(choice.Kind == Unclaimed && has && (!after.heard[r] || after.doubted[r]), "it has a replica, which is not heard")
 			}
 			fails(shows && after.floored && choice.Term < int64(after.floor), "it goes back")
 			for r := range replicas {
 				mine := choice.Replica == name(r)
-				fails(choice.Kind == Held && mine && (!after.heard[r] || int64(after.claims[r]) != choice.Term),
+				fails(choice.Kind == Held && mine && (!after.heard[r] || after.doubted[r] || int64(after.claims[r]) != choice.Term),
 					"it is green and no replica says so")
-				fails(choice.Kind == Silent && mine && after.heard[r], "it is not heard, and is")
+				fails(choice.Kind == Held && after.heard[r] && int64(after.claims[r]) > choice.Term, "a later claim was heard")
+				fails(choice.Kind == Silent && mine && after.heard[r] && !after.doubted[r], "it is not heard, and is")
 			}
 			if after.atRest() {
 				right := choice.Kind == Unclaimed && after.holder == 0 ||
@@ -194,6 +217,8 @@ func TestExplore(t *testing.T) {
 				fails(!right, "at rest it is wrong")
 				fails(choice.Contested, "at rest it is contested")
 			}
+			claimed := after.claims[0] > 0 && after.claims[1] > 0 && after.heard[0] && after.heard[1]
+			fails(choice.Contested != claimed, "it is contested if two that are heard claim it")
 			if shows {
 				after.floored, after.floor = true, int8(choice.Term)
 			}

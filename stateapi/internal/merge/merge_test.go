@@ -244,6 +244,16 @@ func TestDoubts(t *testing.T) {
 	g.Expect(members).To(BeFalse())
 	g.Expect(v.Settle()).To(BeEmpty())
 
+	// It has just become silent: what it has may not be shown yet.
+	for _, name := range []string{"b", "c"} {
+		v.Hear(name, at(16))
+	}
+	v.Tick(at(16))
+	g.Expect(v.HeardOut("a", at(9), false)).To(ConsistOf(key, other))
+	v.Hear("a", at(16))
+	v.HeardOut("a", at(10), true)
+	shown(Held, Unclaimed)
+
 	// One that is followed anew comes with what it has then. One that is not known is not doubted.
 	v.HeardOut("a", at(10), false)
 	v.HeardOut("c", at(10), false)
@@ -270,6 +280,29 @@ func TestDoubts(t *testing.T) {
 	v.Members([]string{"a", "b", "g"})
 	v.Hear("g", at(16))
 	shown(Held, Unclaimed)
+}
+
+// While a replica is in doubt, an earlier claim of another one is not believed, a later one is, and
+// two that claim it still contest it.
+func TestClaimsInDoubt(t *testing.T) {
+	g := NewWithT(t)
+	v := newView()
+	v.Know(key, "uid")
+	v.HeardOut("a", at(1), false)
+	v.Claim("a", key, row("uid", 5, "one"))
+	v.Claim("b", key, row("uid", 4, "two"))
+	choice, _ := v.Show(key, begin)
+	g.Expect(choice).To(Equal(Choice{Kind: Silent, Replica: "a", Term: 5, UID: "uid", Contested: true, Late: true}))
+	v.Claim("b", key, row("uid", 6, "three"))
+	choice, _ = v.Show(key, begin)
+	g.Expect(choice).To(Equal(Choice{Kind: Held, Replica: "b", Term: 6, UID: "uid", Contested: true}))
+
+	v = newView() // without terms the later claim is shown of those that are not in doubt
+	v.Know(key, "uid")
+	v.HeardOut("a", at(1), false)
+	v.Claim("b", key, row("uid", 0, "two"))
+	v.Claim("a", key, row("uid", 0, "one"))
+	g.Expect(shows(v, begin)).To(Equal([]any{Held, "b", "two"}))
 }
 
 // A list replaces what a replica said before.

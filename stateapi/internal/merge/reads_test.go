@@ -14,7 +14,7 @@ import (
 // is older than longAgo makes no difference, and is taken for that old.
 const (
 	overlapTicks = 1
-	longAgo      = -overlapTicks - 1
+	longAgo      = -overlapTicks - 2
 	lastVersion  = 1
 )
 

@@ -173,7 +173,7 @@ func (v *View[T]) Members(names []string) (changed []client.ObjectKey) {
 func (v *View[T]) notice() (changed []client.ObjectKey) {
 	var unheard []string
 	for _, name := range v.members {
-		if !v.vouches(name) {
+		if _, heard := v.HeardAt(name); !heard || v.isDoubted(name) {
 			unheard = append(unheard, name)
 		}
 	}
@@ -267,7 +267,14 @@ func (v *View[T]) Show(key client.ObjectKey, now time.Time) (choice Choice, row 
 func (v *View[T]) claims(e *extension[T]) []Claim {
 	claims := make([]Claim, 0, len(e.claims))
 	for name, c := range e.claims {
-		claims = append(claims, Claim{name, c.UID, c.Term, v.vouches(name), c.order})
+		claims = append(claims, Claim{
+			Replica: name,
+			UID:     c.UID,
+			Term:    c.Term,
+			Heard:   v.replicas[name].heard,
+			Doubted: v.isDoubted(name),
+			Order:   c.order,
+		})
 	}
 	return claims
 }

@@ -91,11 +91,12 @@ func (f *faultyView) sequence(t *testing.T, seed uint64) {
 	f.done = nil
 	var undoing sync.WaitGroup
 	defer undoing.Wait()
-	later := func(undo func()) {
+	later := func(least time.Duration, undo func()) {
 		after := time.Duration(random.IntN(9000)) * time.Millisecond
 		if random.IntN(4) == 0 {
 			after *= 2
 		}
+		after += least
 		undoing.Go(func() {
 			select {
 			case <-time.After(after):
@@ -160,8 +161,11 @@ func (f *faultyView) deaf(r *replica, is bool) {
 	}
 }
 
+// farBehind is how long a replica falls behind at least: then no read waits for it any more.
+const farBehind = 15 * time.Second
+
 // step lets one thing happen. later undoes it.
-func (f *faultyView) step(random *rand.Rand, later func(undo func())) {
+func (f *faultyView) step(random *rand.Rand, later func(least time.Duration, undo func())) {
 	if len(f.running) < 2 || len(f.running) < 5 && random.IntN(5) == 0 {
 		f.join()
 		return
@@ -173,7 +177,7 @@ func (f *faultyView) step(random *rand.Rand, later func(undo func())) {
 		for _, path := range paths {
 			path.set(true, true)
 		}
-		later(func() {
+		later(0, func() {
 			for _, path := range paths {
 				path.set(false, true)
 			}
@@ -189,7 +193,7 @@ func (f *faultyView) step(random *rand.Rand, later func(undo func())) {
 		did("pause")
 		r.signal(syscall.SIGSTOP)
 		f.deaf(r, true)
-		later(func() {
+		later(0, func() {
 			if !r.hasEnded() { // it may have been killed
 				f.deaf(r, false)
 			}
@@ -202,7 +206,7 @@ func (f *faultyView) step(random *rand.Rand, later func(undo func())) {
 		did("delay")
 		path := f.paths[r]
 		path.set(false, false)
-		later(func() { path.set(false, true) })
+		later(0, func() { path.set(false, true) })
 	case 4:
 		did("cut off the API server from")
 		cut(f.ways[r])
@@ -215,11 +219,11 @@ func (f *faultyView) step(random *rand.Rand, later func(undo func())) {
 		cut(ways...)
 	case 6: // some of the others hear it later than the rest
 		did("lag of")
-		later(f.paths[r].lag(random))
+		later(0, f.paths[r].lag(random))
 	case 7: // so much later that they do not wait for it
 		did("behind")
 		conns := f.paths[r].connections()
-		later(f.paths[r].fallBehind(slices.DeleteFunc(conns, func(*proxied) bool { return random.IntN(2) == 0 })))
+		later(farBehind, f.paths[r].fallBehind(slices.DeleteFunc(conns, func(*proxied) bool { return random.IntN(2) == 0 })))
 	default:
 		did("leave")
 		r.signal(syscall.SIGTERM)

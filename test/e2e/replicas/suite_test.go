@@ -396,6 +396,7 @@ type proxy struct {
 type proxied struct {
 	client, server net.Conn
 	begun          time.Time
+	cut            chan struct{} // closed when it is cut
 	flows          chan struct{} // guarded by proxy.mu; closed while what the server says flows
 	behind         *behind       // guarded by proxy.mu; nil if what the server says comes at once
 }
@@ -443,7 +444,7 @@ func (p *proxy) serve() {
 		if p.cut {
 			_, _ = conn.Close(), upstream.Close()
 		} else {
-			one := &proxied{client: conn, server: upstream, begun: time.Now(), flows: make(chan struct{})}
+			one := &proxied{client: conn, server: upstream, begun: time.Now(), cut: make(chan struct{}), flows: make(chan struct{})}
 			close(one.flows)
 			p.conns = append(p.conns, one)
 			p.running.Go(func() { p.forward(upstream, conn, func() chan struct{} { return p.flows }) })
@@ -496,6 +497,7 @@ func (p *proxy) set(cut, flows bool) {
 	if cut {
 		for _, one := range p.conns {
 			_, _ = one.client.Close(), one.server.Close()
+			close(one.cut)
 		}
 		p.conns = nil
 	}
@@ -515,7 +517,7 @@ type behind struct {
 	ended chan struct{} // closed when all comes at once again
 }
 
-const slope = 2.5
+const slope = 2.0
 
 // fallBehind lets what the server says on some connections come later and later, until end is
 // called.
@@ -530,7 +532,9 @@ func (p *proxy) fallBehind(conns []*proxied) (end func()) {
 		p.mu.Lock()
 		defer p.mu.Unlock()
 		for _, one := range conns {
-			one.behind = nil
+			if one.behind == late {
+				one.behind = nil
+			}
 		}
 		close(late.ended)
 	})
@@ -540,6 +544,7 @@ func (p *proxy) fallBehind(conns []*proxied) (end func()) {
 type lateReader struct {
 	said chan lateBytes
 	rest []byte
+	cut  chan struct{}
 }
 
 type lateBytes struct {
@@ -551,6 +556,7 @@ type lateBytes struct {
 // readLate returns a reader of what the server says on a connection, until end is called.
 func (p *proxy) readLate(one *proxied) (reader io.Reader, end func()) {
 	said, ended := make(chan lateBytes, 1<<12), make(chan struct{})
+	late := &lateReader{said: said, cut: one.cut}
 	p.running.Go(func() {
 		defer close(said)
 		for {
@@ -572,7 +578,7 @@ func (p *proxy) readLate(one *proxied) (reader io.Reader, end func()) {
 			}
 		}
 	})
-	return &lateReader{said: said}, func() { close(ended) }
+	return late, func() { close(ended) }
 }
 
 // Read implements io.Reader.
@@ -586,6 +592,8 @@ func (r *lateReader) Read(data []byte) (int, error) {
 			select {
 			case <-time.After(time.Until(next.due)):
 			case <-next.behind.ended:
+			case <-r.cut:
+				return 0, io.ErrClosedPipe
 			}
 		}
 		r.rest = next.data

@@ -277,10 +277,11 @@ func (v *viewed) serves() string {
 
 // watcher is an informer on the view, which notes what must not be.
 type watcher struct {
-	mu     sync.Mutex
-	rows   map[string]v1alpha1.Connection // guarded by mu
-	broken []string                       // guarded by mu
-	dead   map[string]time.Time           // guarded by mu; replicas that cannot say anything, since when
+	mu      sync.Mutex
+	rows    map[string]v1alpha1.Connection // guarded by mu
+	broken  []string                       // guarded by mu
+	counted int                            // guarded by mu
+	dead    map[string]time.Time           // guarded by mu; replicas that cannot say anything, since when
 }
 
 func newWatcher() *watcher {
@@ -318,6 +319,13 @@ func (v *viewed) watch() *watcher {
 	return w
 }
 
+// count returns how many rows were seen, also if they were the same as before.
+func (w *watcher) count() int {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.counted
+}
+
 // epochs returns how often the rows were connected anew that were seen last.
 func (w *watcher) epochs() (sum int64) {
 	for _, row := range w.seen() {
@@ -345,6 +353,7 @@ func (w *watcher) deaf(r *replica, is bool) {
 func (w *watcher) see(row v1alpha1.Connection) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
+	w.counted++
 	was, is := w.rows[row.Name].Status, row.Status
 	if is.Replica == "" || is.State == v1alpha1.StateUnknown { // no replica vouches for it; what was shown counts
 		if is.Term != 0 || is.Epoch != 0 {
@@ -612,11 +621,10 @@ func TestViewHandedOverByOneThatIsFarBehind(t *testing.T) {
 	g.Eventually(func(g Gomega) {
 		rows, err := v.rows()
 		g.Expect(err).NotTo(HaveOccurred())
-		for _, row := range rows {
-			lists.see(row)
-		}
 		g.Expect(rows).To(ContainElement(HaveField("Status.Message", HavePrefix("replica "+late.name+" is heard late: "))))
 	}).WithTimeout(patience).Should(Succeed())
+	listed := lists.count()
+	g.Eventually(lists.count).WithTimeout(patience).Should(BeNumerically(">=", listed+2*len(v.names)))
 	inTime()
 	end()
 	v.agrees()
