@@ -10,6 +10,7 @@ import (
 	"github.com/latchkey-dev/latchkey/accessor/internal/connection"
 	"github.com/latchkey-dev/latchkey/accessor/internal/lifecycle"
 	"github.com/latchkey-dev/latchkey/accessor/watches"
+	"github.com/latchkey-dev/latchkey/fence"
 	"github.com/latchkey-dev/latchkey/internal/connstate"
 	"github.com/latchkey-dev/latchkey/internal/degraded"
 	"github.com/latchkey-dev/latchkey/internal/term"
@@ -27,6 +28,7 @@ type State struct {
 	UID          types.UID          // of the extension
 	Created      time.Time          // metadata.creationTimestamp of the extension
 	Term         int64              // the number of lease's term; 0 for none
+	Lease        *fence.Term        // in which this replica acts for the extension; nil for any time
 	Identity     connstate.Identity // as the API server stated it; zero while not connected
 	Target       string             // the API server's URL; empty while unknown
 	TokenExpires time.Time          // zero if the token does not expire
@@ -93,6 +95,7 @@ func (a *identityAccessor) stateLocked() State {
 		UID:       a.object.GetUID(),
 		Created:   a.object.GetCreationTimestamp().Time,
 		Term:      term.Count(a.lease),
+		Lease:     a.term,
 	}
 	if a.membership != nil {
 		state.Target = a.membership.Host()

@@ -54,6 +54,9 @@ type ConnectionState struct {
 	// all replicas: where they share, it grows from one to the next, and when one takes the Lease
 	// again that it had lost. Zero without a Lease.
 	Term int64 `json:"term,omitempty"`
+	// Lease is that term: its Err says when this replica does not act for the extension any more,
+	// which may be before the state says so. Nil without a Lease.
+	Lease *fence.Term `json:"-"`
 	// TokenExpires is when the current token expires, zero if the credential does not expire.
 	TokenExpires time.Time `json:"tokenExpires,omitzero"`
 	// CredentialSince is since when the connection uses its current credential: since the connect, or
@@ -129,6 +132,7 @@ func connectionStateOf(state accessor.State) ConnectionState {
 		Source:             state.Source,
 		Epoch:              state.Epoch,
 		Term:               state.Term,
+		Lease:              state.Lease,
 		TokenExpires:       state.TokenExpires,
 		CredentialSince:    state.CredentialSince,
 		Health:             HealthCheckingState(state.Health),

@@ -192,7 +192,8 @@ func (f *fleet) newServer() (*apiserver.ExtensionAPIServer, error) {
 		ClientCA:              f.authority,
 		Authenticator:         x509.NewDynamic(f.authority.VerifyOptions, x509.UserConversionFunc(f.memberOf)),
 		Authorizer:            authorizer.AuthorizerFunc(f.authorize),
-	}, f.api.states, f.api.scopes)
+	}, &ownStore[*v1alpha1.Connection, *v1alpha1.ConnectionList]{f.api.states, f.merged},
+		&ownStore[*v1alpha1.Scope, *v1alpha1.ScopeList]{f.api.scopes, f.merged})
 }
 
 // memberOf returns the user of a certificate that the fleet's authority has issued for a member of

@@ -24,7 +24,8 @@ const (
 // hearOut waits until what was heard of all replicas includes what they had when it was called. It
 // returns an error if that is not known of one, and is shown of that one: what it has is Unknown,
 // until it is heard out. One that is silent is not waited for. What this replica has said itself is
-// shown by then: update does both while it holds mu.
+// shown by then: update does both while it holds mu. Nothing is shown by then of a term of this
+// replica's that was over.
 func (m *merged) hearOut(ctx context.Context) error {
 	begun := time.Now()
 	unknown := m.awaitMembers(ctx)
@@ -42,6 +43,7 @@ func (m *merged) hearOut(ctx context.Context) error {
 	if errors.Is(ctx.Err(), context.Canceled) { // no read is answered
 		return ctx.Err()
 	}
+	m.dropEnded()
 	m.heardOut(begun, all, failed, unknown)
 	return cmp.Or(cmp.Or(failed...), unknown)
 }

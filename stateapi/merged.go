@@ -11,6 +11,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/latchkey-dev/latchkey/clustercache"
+	"github.com/latchkey-dev/latchkey/fence"
 	"github.com/latchkey-dev/latchkey/internal/statechanges"
 	"github.com/latchkey-dev/latchkey/stateapi/internal/merge"
 	"github.com/latchkey-dev/latchkey/stateapi/v1alpha1"
@@ -33,6 +34,8 @@ type merged struct {
 	get    func(ctx context.Context, replica, resource, namespace, name string, into runtime.Object) error
 	// catchUp waits until what was heard of a replica includes what it had when catchUp was called.
 	catchUp func(ctx context.Context, replica string) error
+	// forget removes what this replica says to the others of an extension.
+	forget func(extension client.ObjectKey)
 	// checkMembers returns an error unless all members are known that had a Lease when it was called.
 	checkMembers func(ctx context.Context) error
 	states       *connectionStore
@@ -45,6 +48,7 @@ type merged struct {
 	shown   map[client.ObjectKey]shownExtension                 // guarded by mu
 	tally   *tally                                              // guarded by mu; of shown
 	known   map[client.ObjectKey]clustercache.NotOwnedExtension // guarded by mu
+	leases  map[client.ObjectKey]*fence.Term                    // guarded by mu; of what this replica has
 	met     bool                                                // guarded by mu; members is known
 	members []string                                            // guarded by mu
 	listed  map[string]map[string]bool                          // guarded by mu; resources by replica
@@ -78,6 +82,8 @@ func newMerged(s *StateAPI, self string) *merged {
 		shown:       map[client.ObjectKey]shownExtension{},
 		tally:       newTally(),
 		known:       map[client.ObjectKey]clustercache.NotOwnedExtension{},
+		leases:      map[client.ObjectKey]*fence.Term{},
+		forget:      func(extension client.ObjectKey) { s.store(extension, nil, nil) },
 		listed:      map[string]map[string]bool{},
 		changed:     make(chan struct{}),
 		metAt:       map[string]time.Time{},
@@ -103,6 +109,9 @@ func (f *fleet) update(key client.ObjectKey, row *v1alpha1.Connection, scopes []
 	m := f.merged
 	m.mu.Lock()
 	defer m.mu.Unlock()
+	if state.Lease.Err() != nil { // the state does not say so yet
+		row, scopes = nil, nil
+	}
 	now := time.Now()
 	f.api.store(key, row, scopes)
 	m.view.Hear(m.self, now)
@@ -111,6 +120,9 @@ func (f *fleet) update(key client.ObjectKey, row *v1alpha1.Connection, scopes []
 	} else {
 		delete(m.known, key)
 		m.view.Gone(key)
+	}
+	if m.leases[key] = state.Lease; row == nil || state.Lease == nil {
+		delete(m.leases, key)
 	}
 	if row == nil {
 		delete(m.said[m.self], key)

@@ -69,7 +69,7 @@ type StateAPI struct {
 	publisher   *aggregation.Publisher        // nil without a Service
 	states      *connectionStore
 	scopes      *scopeStore
-	scopeNames  map[client.ObjectKey]map[string]bool // of each extension; used by the subscriber only
+	scopeNames  map[client.ObjectKey]map[string]bool // of each extension; used by the subscriber, or with merged.mu
 	fleet       *fleet                               // nil if this process has all extensions
 }
 

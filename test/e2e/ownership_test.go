@@ -262,6 +262,10 @@ func TestGiveUpWaitsForAnswers(t *testing.T) {
 	g.Expect(replica.Take(t.Context(), engine.set("asked", true))).To(Succeed())
 	_, err = o.GetClient(t.Context(), key("asked"))
 	g.Expect(err).NotTo(HaveOccurred())
+	state, _ := o.GetConnectionState(t.Context(), key("asked"))
+	g.Expect(state.Lease.Err()).NotTo(HaveOccurred())
+	g.Expect(replica.GiveUp(t.Context(), engine.set("asked", false))).To(Succeed())
+	g.Expect(state.Lease.Err()).To(MatchError(fence.ErrClosed), "before another replica has it")
 }
 
 // Giving up waits for the event handlers that run, for 5 s and not for ever.

@@ -201,7 +201,8 @@ func TestExplore(t *testing.T) {
 			fails(choice.Kind == Unsure && !after.missing(), "all are heard")
 			for r := range replicas {
 				has := int(after.holder) == r+1
-				fails(choice.Kind == Unclaimed && has && (!after.heard[r] || after.doubted[r]), "it has a replica, which is not heard")
+				fails(choice.Kind == Unclaimed && has && (!after.heard[r] || after.doubted[r]),
+					"it has a replica, which is not heard")
 			}
 			fails(shows && after.floored && choice.Term < int64(after.floor), "it goes back")
 			for r := range replicas {

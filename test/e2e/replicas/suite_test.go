@@ -444,7 +444,13 @@ func (p *proxy) serve() {
 		if p.cut {
 			_, _ = conn.Close(), upstream.Close()
 		} else {
-			one := &proxied{client: conn, server: upstream, begun: time.Now(), cut: make(chan struct{}), flows: make(chan struct{})}
+			one := &proxied{
+				client: conn,
+				server: upstream,
+				begun:  time.Now(),
+				cut:    make(chan struct{}),
+				flows:  make(chan struct{}),
+			}
 			close(one.flows)
 			p.conns = append(p.conns, one)
 			p.running.Go(func() { p.forward(upstream, conn, func() chan struct{} { return p.flows }) })
