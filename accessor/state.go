@@ -20,8 +20,8 @@ import (
 // Snapshot is what the lifecycle machine says of a connection.
 type Snapshot = lifecycle.Snapshot
 
-// State is what is known of one extension's connection. State holds no secret. Except for its
-// errors and the selectors in Scopes, State shares nothing with the connection.
+// State is what is known of one extension's connection. State holds no secret. Except for Lease,
+// its errors and the selectors in Scopes, State shares nothing with the connection.
 type State struct {
 	Snapshot
 	Extension    client.ObjectKey

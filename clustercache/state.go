@@ -17,7 +17,7 @@ import (
 )
 
 // ConnectionState is a snapshot of one extension's connection. ConnectionState holds no secret.
-// Except for the errors and selectors in Scopes, ConnectionState shares nothing with the
+// Except for Lease, and the errors and selectors in Scopes, ConnectionState shares nothing with the
 // connection. MarshalJSON has its JSON form.
 type ConnectionState struct {
 	// Extension is the key of the extension, and UID is the extension's UID.
@@ -54,8 +54,9 @@ type ConnectionState struct {
 	// all replicas: where they share, it grows from one to the next, and when one takes the Lease
 	// again that it had lost. Zero without a Lease.
 	Term int64 `json:"term,omitempty"`
-	// Lease is that term: its Err says when this replica does not act for the extension any more,
-	// which may be before the state says so. Nil without a Lease.
+	// Lease is that term, or ends before it: its Err says when this replica does not act for the
+	// extension any more, which may be before the state says so. Nil without a Lease. It is the only
+	// part of the state that changes, so leave it out if you compare states.
 	Lease *fence.Term `json:"-"`
 	// TokenExpires is when the current token expires, zero if the credential does not expire.
 	TokenExpires time.Time `json:"tokenExpires,omitzero"`

@@ -1,13 +1,16 @@
 package stateapi
 
 import (
+	"fmt"
 	"testing"
+	"time"
 
 	. "github.com/onsi/gomega"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/latchkey-dev/latchkey/clustercache"
+	"github.com/latchkey-dev/latchkey/fence"
 	"github.com/latchkey-dev/latchkey/internal/term"
 	"github.com/latchkey-dev/latchkey/stateapi/apiserver"
 	"github.com/latchkey-dev/latchkey/stateapi/v1alpha1"
@@ -20,6 +23,7 @@ func TestEndedTerms(t *testing.T) {
 	ctx := apiserver.Context{Context: t.Context()}
 	for name, look := range map[string]func(g Gomega, f *fleet){
 		"this replica serves": func(g Gomega, f *fleet) { g.Expect(f.merged.hearOut(t.Context())).To(Succeed()) },
+		"time passes":         func(_ Gomega, f *fleet) { f.merged.tick(time.Now()) },
 		"another one lists": func(g Gomega, f *fleet) {
 			own := ownStore[*v1alpha1.Connection, *v1alpha1.ConnectionList]{f.api.states, f.merged}
 			list, err := own.List(ctx, &metav1.ListOptions{})
@@ -71,5 +75,25 @@ func TestEndedTerms(t *testing.T) {
 			had()
 			shows("", "me", 1)
 		})
+	}
+}
+
+// BenchmarkDropEnded is what each question of another replica costs, and each second: terms that
+// are not over, each of a bucket, the fleet, and the extension.
+func BenchmarkDropEnded(b *testing.B) {
+	f := newView()
+	var buckets []*fence.Term
+	all, _ := term.Join()
+	for range 16 {
+		bucket, _ := term.Join()
+		buckets = append(buckets, bucket)
+	}
+	for n := range benchConnections {
+		one, _ := term.Join(buckets[n%len(buckets)], all)
+		f.merged.leases[client.ObjectKey{Name: fmt.Sprint("tenant-", n)}] = one
+	}
+	b.ReportAllocs()
+	for b.Loop() {
+		f.merged.dropEnded()
 	}
 }

@@ -308,7 +308,7 @@ func (m *merged) Heard(replica string) {
 	m.noticeLocked(time.Now())
 }
 
-// run notices who is silent, until ctx is done.
+// run notices who is silent, and which terms are over, until ctx is done.
 func (m *merged) run(ctx context.Context) {
 	tick := time.NewTicker(silence / 5)
 	defer tick.Stop()
@@ -323,6 +323,7 @@ func (m *merged) run(ctx context.Context) {
 }
 
 func (m *merged) tick(now time.Time) {
+	m.dropEnded()
 	m.mu.Lock()
 	m.view.Hear(m.self, now)
 	changed := m.view.Tick(now)
