@@ -241,6 +241,41 @@ func TestTogetherReadsWhatItFinds(t *testing.T) {
 	g.Expect(logged).To(BeEmpty(), "nothing is wrong")
 }
 
+// What keeps a replica from the Lease is logged, and the rights that it needs if it lacks them.
+func TestTogetherLogsWhy(t *testing.T) {
+	g := NewWithT(t)
+	var logged []string
+	inner := &refusing{}
+	lock := Together(inner, funcr.New(func(_, args string) { logged = append(logged, args) }, funcr.Options{}))
+	for err, text := range map[error]string{
+		apierrors.NewForbidden(coordinationv1.Resource("leases"), "a", nil): "needs get, create and update on it",
+		context.DeadlineExceeded: `replicas hold together" "lease"`,
+		apierrors.NewNotFound(coordinationv1.Resource("leases"), "a"): "",
+		context.Canceled: "",
+	} {
+		inner.err, logged = err, nil
+		_, _, got := lock.Get(t.Context())
+		g.Expect(got).To(MatchError(err))
+		if text == "" {
+			g.Expect(logged).To(BeEmpty())
+			continue
+		}
+		g.Expect(logged).To(ConsistOf(ContainSubstring(text)))
+	}
+}
+
+// refusing is a lock whose Lease cannot be read.
+type refusing struct {
+	resourcelock.Interface
+	err error
+}
+
+func (*refusing) Describe() string { return "a lease" }
+
+func (r *refusing) Get(context.Context) (*resourcelock.LeaderElectionRecord, []byte, error) {
+	return nil, nil, r.err
+}
+
 // contested is a lock whose first update meets that of another replica.
 type contested struct {
 	resourcelock.Interface

@@ -63,10 +63,14 @@ func (l *together) Update(ctx context.Context, record resourcelock.LeaderElectio
 
 // report logs an error, except those that are a part of the protocol: another replica was faster.
 func (l *together) report(err error) error {
-	if err != nil && !apierrors.IsNotFound(err) && !apierrors.IsConflict(err) && !apierrors.IsAlreadyExists(err) &&
-		!errors.Is(err, context.Canceled) {
+	switch {
+	case err == nil, apierrors.IsNotFound(err), apierrors.IsConflict(err), apierrors.IsAlreadyExists(err),
+		errors.Is(err, context.Canceled):
+	case apierrors.IsForbidden(err):
 		l.logger.Info("Cannot hold a Lease that replicas hold together; this program needs get, create and update on it",
 			"lease", l.Describe(), "error", err.Error())
+	default:
+		l.logger.Info("Cannot hold a Lease that replicas hold together", "lease", l.Describe(), "error", err.Error())
 	}
 	return err
 }
