@@ -1,11 +1,11 @@
 package replicas
 
 import (
-	"bytes"
 	"encoding/json"
 	"fmt"
 	"math"
 	"slices"
+	"strings"
 	"syscall"
 	"testing"
 	"time"
@@ -50,15 +50,20 @@ func (f *fleet) kill(r *replica) {
 	f.killed[r] = time.Now()
 }
 
-// changes returns what the replica has reported.
-func (r *replica) changes() (list []change) {
-	for line := range bytes.Lines([]byte(r.out.String())) {
+// changes returns what the replica has reported. Each line is decoded once: there may be very many.
+func (r *replica) changes() []change {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	text := r.out.String()[r.decoded:]
+	text = text[:strings.LastIndexByte(text, '\n')+1] // the last line may not be complete yet
+	for line := range strings.Lines(text) {
 		var c change
-		if json.Unmarshal(line, &c) == nil { // the last line may not be complete yet
-			list = append(list, c)
+		if json.Unmarshal([]byte(line), &c) == nil {
+			r.reported = append(r.reported, c)
 		}
 	}
-	return list
+	r.decoded += len(text)
+	return r.reported
 }
 
 // serving returns the extensions that each replica is connected for.

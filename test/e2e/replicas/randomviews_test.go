@@ -126,9 +126,7 @@ func (f *faultyView) sequence(t *testing.T, seed uint64) {
 
 func (f *faultyView) expectWhole(t *testing.T) {
 	t.Helper()
-	for _, w := range f.watchers {
-		NewWithT(t).Expect(f.check(w)).To(BeEmpty())
-	}
+	NewWithT(t).Expect(f.check(f.watchers...)).To(BeEmpty())
 }
 
 // follows waits until a watcher has seen what the view has at rest.

@@ -134,6 +134,10 @@ type replica struct {
 	log   *testutil.Output
 	out   *testutil.Output // its report
 	ended chan struct{}    // closed when the process has ended
+
+	mu       sync.Mutex
+	reported []change // guarded by mu; what of out was decoded, up to the offset decoded
+	decoded  int      // guarded by mu
 }
 
 // startReplica starts a replica, whose name no other process of the test has.
