@@ -2,7 +2,10 @@ package holding
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
+	"math/rand/v2"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
@@ -276,6 +279,94 @@ func (r *refusing) Get(context.Context) (*resourcelock.LeaderElectionRecord, []b
 	return nil, nil, r.err
 }
 
+// busy is the Lease of a server that takes a second for each request, and of many replicas.
+type busy struct {
+	resourcelock.Interface
+	server  *busyServer
+	version int // that this replica remembers
+}
+
+// busyServer is what replicas renew.
+type busyServer struct {
+	mu       sync.Mutex
+	version  int                               // guarded by mu
+	record   resourcelock.LeaderElectionRecord // guarded by mu
+	changed  time.Time                         // guarded by mu; when who waits for the Lease saw it renewed last
+	requests int                               // guarded by mu
+}
+
+func (*busy) Identity() string { return "all" }
+func (*busy) Describe() string { return "a lease" }
+
+func (b *busy) Get(context.Context) (*resourcelock.LeaderElectionRecord, []byte, error) {
+	time.Sleep(time.Second / 2)
+	defer time.Sleep(time.Second / 2)
+	b.server.mu.Lock()
+	defer b.server.mu.Unlock()
+	b.server.requests++
+	b.version = b.server.version
+	record := b.server.record
+	raw, err := json.Marshal(record)
+	return &record, raw, err
+}
+
+func (b *busy) Update(_ context.Context, record resourcelock.LeaderElectionRecord) error {
+	time.Sleep(time.Second / 2)
+	defer time.Sleep(time.Second / 2)
+	b.server.mu.Lock()
+	defer b.server.mu.Unlock()
+	b.server.requests++
+	if b.version != b.server.version {
+		return apierrors.NewConflict(coordinationv1.Resource("leases"), "a", nil)
+	}
+	b.server.version++
+	b.version = b.server.version
+	if !record.RenewTime.Truncate(time.Second).Equal(b.server.record.RenewTime.Truncate(time.Second)) {
+		b.server.changed = time.Now()
+	}
+	b.server.record = record
+	return nil
+}
+
+// However many replicas renew a Lease together, and however slow the server is, each of them
+// renews it in time; and who waits for it has seen it renewed since that renewal began, or in the
+// second before.
+func TestTogetherRenewsInTime(t *testing.T) {
+	for replicas := 1; replicas <= 20; replicas++ {
+		synctest.Test(t, func(t *testing.T) {
+			g := NewWithT(t)
+			server := &busyServer{record: resourcelock.LeaderElectionRecord{HolderIdentity: "all"}}
+			var running sync.WaitGroup
+			var longest, unseen time.Duration
+			for n := range replicas {
+				lock := Together(&busy{server: server}, logr.Discard())
+				random := rand.New(rand.NewPCG(uint64(n), 0)) //nolint:gosec // not a secret
+				running.Go(func() {
+					for range 50 {
+						time.Sleep(time.Duration(random.IntN(4000)) * time.Millisecond)
+						begun := time.Now()
+						err := lock.Update(t.Context(), resourcelock.LeaderElectionRecord{
+							HolderIdentity: "all",
+							RenewTime:      metav1.Time{Time: begun},
+						})
+						if err != nil {
+							t.Error(err)
+						}
+						server.mu.Lock()
+						longest = max(longest, time.Since(begun))
+						unseen = max(unseen, begun.Sub(server.changed))
+						server.mu.Unlock()
+					}
+				})
+			}
+			running.Wait()
+			t.Logf("%d replicas: %s, %d requests", replicas, longest, server.requests)
+			g.Expect(unseen).To(BeNumerically("<=", time.Second))
+			g.Expect(longest).To(BeNumerically("<=", 10*time.Second), "the RenewDeadline of a Lease of 15 s")
+		})
+	}
+}
+
 // contested is a lock whose first update meets that of another replica.
 type contested struct {
 	resourcelock.Interface
@@ -306,4 +397,50 @@ func TestTogetherKeepsNumbers(t *testing.T) {
 		LeaderTransitions: 2,
 	})).To(Succeed())
 	g.Expect(inner.written).To(Equal([]int{2, 5}))
+}
+
+// renewed is a lock whose Lease other replicas write each time before this one does, twice. Those
+// who wait for it see what is read, the same each time unless the writes change it.
+type renewed struct {
+	contested
+	changes bool
+	reads   int
+}
+
+func (r *renewed) Update(_ context.Context, record resourcelock.LeaderElectionRecord) error {
+	if r.written = append(r.written, record.LeaderTransitions); len(r.written) <= 2 {
+		return apierrors.NewConflict(coordinationv1.Resource("leases"), "a", nil)
+	}
+	return nil
+}
+
+func (r *renewed) Get(ctx context.Context) (*resourcelock.LeaderElectionRecord, []byte, error) {
+	record, _, err := r.contested.Get(ctx)
+	if r.changes {
+		r.reads++
+	}
+	return record, []byte{byte(r.reads)}, err
+}
+
+// Another replica's renewal is as good as one's own, if those who wait for the Lease see it, and
+// the number of the term does not go back.
+func TestTogetherTakesTheRenewalOfAnother(t *testing.T) {
+	for _, test := range []struct {
+		changes bool
+		number  int
+		written []int
+	}{
+		{true, 2, []int{2, 5}},
+		{true, 7, []int{7, 7, 7}},
+		{false, 2, []int{2, 5, 5}},
+	} {
+		g := NewWithT(t)
+		inner := &renewed{changes: test.changes}
+		lock := Together(inner, logr.Discard())
+		g.Expect(lock.Update(t.Context(), resourcelock.LeaderElectionRecord{
+			HolderIdentity:    "all",
+			LeaderTransitions: test.number,
+		})).To(Succeed())
+		g.Expect(inner.written).To(Equal(test.written))
+	}
 }

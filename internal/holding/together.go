@@ -1,6 +1,7 @@
 package holding
 
 import (
+	"bytes"
 	"context"
 
 	"github.com/go-logr/logr"
@@ -43,19 +44,28 @@ func (l *together) Create(ctx context.Context, record resourcelock.LeaderElectio
 }
 
 // Update implements resourcelock.Interface. A LeaderElector that holds a Lease by what it remembers
-// updates it without a look; a Lease that was gone may be another's.
+// updates it without a look; a Lease that was gone may be another's. If another replica renews it
+// after this call has begun, that is as good: those who wait for the Lease see it renewed. Where
+// the API server is slow and replicas are many, one of them would else not be the first in time.
 func (l *together) Update(ctx context.Context, record resourcelock.LeaderElectionRecord) error {
 	if l.unread {
 		return errUnread
 	}
+	var first []byte // what was read first since this call has begun
 	for try := 1; ; try++ {
 		err := l.Interface.Update(ctx, record)
 		if !apierrors.IsConflict(err) || try == conflictTries {
 			return l.report(err)
 		}
-		held, _, failed := l.Get(ctx)
+		held, raw, failed := l.Get(ctx)
 		if failed != nil || held.HolderIdentity != l.Identity() {
 			return err
+		}
+		if first != nil && !bytes.Equal(raw, first) && held.LeaderTransitions >= record.LeaderTransitions {
+			return nil
+		}
+		if first == nil {
+			first = raw
 		}
 		record.LeaderTransitions = max(record.LeaderTransitions, held.LeaderTransitions) // the terms of others count
 	}
