@@ -404,6 +404,8 @@ func TestTogetherKeepsNumbers(t *testing.T) {
 type renewed struct {
 	contested
 	changes bool
+	ago     time.Duration // since that renewal began
+	lasts   int
 	reads   int
 }
 
@@ -419,28 +421,68 @@ func (r *renewed) Get(ctx context.Context) (*resourcelock.LeaderElectionRecord, 
 	if r.changes {
 		r.reads++
 	}
+	record.RenewTime, record.LeaseDurationSeconds = metav1.NewTime(time.Now().Add(-r.ago)), r.lasts
 	return record, []byte{byte(r.reads)}, err
 }
 
-// Another replica's renewal is as good as one's own, if those who wait for the Lease see it, and
-// the number of the term does not go back.
+// Another replica's renewal is as good as one's own, if it began no earlier, lasts as long, those
+// who wait for the Lease see it, and the number of the term does not go back.
 func TestTogetherTakesTheRenewalOfAnother(t *testing.T) {
 	for _, test := range []struct {
 		changes bool
+		ago     time.Duration
+		lasts   int
 		number  int
 		written []int
 	}{
-		{true, 2, []int{2, 5}},
-		{true, 7, []int{7, 7, 7}},
-		{false, 2, []int{2, 5, 5}},
+		{true, 0, 15, 2, []int{2, 5}},
+		{true, 0, 15, 7, []int{7, 7, 7}},
+		{false, 0, 15, 2, []int{2, 5, 5}},
+		{true, 2 * time.Second, 15, 2, []int{2, 5, 5}},
+		{true, 0, 14, 2, []int{2, 5, 5}},
 	} {
 		g := NewWithT(t)
-		inner := &renewed{changes: test.changes}
+		inner := &renewed{changes: test.changes, ago: test.ago, lasts: test.lasts}
 		lock := Together(inner, logr.Discard())
 		g.Expect(lock.Update(t.Context(), resourcelock.LeaderElectionRecord{
-			HolderIdentity:    "all",
-			LeaderTransitions: test.number,
+			HolderIdentity:       "all",
+			LeaderTransitions:    test.number,
+			LeaseDurationSeconds: 15,
 		})).To(Succeed())
 		g.Expect(inner.written).To(Equal(test.written))
 	}
+}
+
+// old is a lock that notes when what it writes was renewed. The first write meets another one.
+type old struct {
+	contested
+	times []time.Time
+}
+
+func (o *old) Update(ctx context.Context, record resourcelock.LeaderElectionRecord) error {
+	o.times = append(o.times, record.RenewTime.Time)
+	time.Sleep(2 * time.Second)
+	return o.contested.Update(ctx, record)
+}
+
+// What is written late is no record of before: those who wait for the Lease may have seen that.
+func TestTogetherWritesNoOldRecord(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		g := NewWithT(t)
+		inner, begun := &old{}, time.Now()
+		g.Expect(Together(inner, logr.Discard()).Update(t.Context(), resourcelock.LeaderElectionRecord{
+			HolderIdentity: "all",
+			RenewTime:      metav1.NewTime(begun.Add(-5 * time.Second)),
+		})).To(Succeed())
+		g.Expect(inner.times).To(HaveLen(2))
+		g.Expect(inner.times[0]).To(BeTemporally("==", begun))
+		g.Expect(inner.times[1]).To(BeTemporally("==", begun.Add(2*time.Second)))
+
+		later := begun.Add(time.Hour) // of a replica whose clock is ahead, or a fence that makes records distinct
+		g.Expect(Together(inner, logr.Discard()).Update(t.Context(), resourcelock.LeaderElectionRecord{
+			HolderIdentity: "all",
+			RenewTime:      metav1.NewTime(later),
+		})).To(Succeed())
+		g.Expect(inner.times[2]).To(BeTemporally("==", later))
+	})
 }

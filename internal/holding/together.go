@@ -3,10 +3,12 @@ package holding
 import (
 	"bytes"
 	"context"
+	"time"
 
 	"github.com/go-logr/logr"
 	"github.com/pkg/errors"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/tools/leaderelection/resourcelock"
 )
 
@@ -51,8 +53,12 @@ func (l *together) Update(ctx context.Context, record resourcelock.LeaderElectio
 	if l.unread {
 		return errUnread
 	}
-	var first []byte // what was read first since this call has begun
+	begun := time.Now().Truncate(time.Second) // as those who wait compare it
+	var first []byte                          // what was read first since this call has begun
 	for try := 1; ; try++ {
+		if now := metav1.Now(); record.RenewTime.Before(&now) { // an old record may be one that was seen before
+			record.RenewTime = now
+		}
 		err := l.Interface.Update(ctx, record)
 		if !apierrors.IsConflict(err) || try == conflictTries {
 			return l.report(err)
@@ -61,7 +67,8 @@ func (l *together) Update(ctx context.Context, record resourcelock.LeaderElectio
 		if failed != nil || held.HolderIdentity != l.Identity() {
 			return err
 		}
-		if first != nil && !bytes.Equal(raw, first) && held.LeaderTransitions >= record.LeaderTransitions {
+		if first != nil && !bytes.Equal(raw, first) && !held.RenewTime.Time.Before(begun) &&
+			held.LeaderTransitions >= record.LeaderTransitions && held.LeaseDurationSeconds >= record.LeaseDurationSeconds {
 			return nil
 		}
 		if first == nil {
