@@ -140,7 +140,7 @@ E2E_1 := ^Test[A-E]
 E2E_2 := ^Test[F-N]
 E2E_3 := ^TestR
 # What measures how long others wait, or keeps all cores busy, runs last and alone.
-ALONE := ^TestOneNeverDelaysAnother$$|^TestStarvedLeader$$
+ALONE := ^TestOneNeverDelaysAnother$$|^TestStarvedLeader$$|^TestBuckets$$
 FIRST := test/e2e/scopedcache test/e2e/remote test/e2e-1 test/e2e-2 test/e2e-3 test/e2e-4 cmd/latchkey test/e2e/replicas
 
 .PHONY: test
