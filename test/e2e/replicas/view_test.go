@@ -269,14 +269,7 @@ func (v *viewed) agrees() {
 			g.Expect(row.Status.Identity.Username).To(HaveSuffix(":" + name))
 			g.Expect(row.Status.ClaimedBy).To(BeEmpty())
 		}
-	}).WithTimeout(v.rest()).WithPolling(200 * time.Millisecond).Should(Succeed())
-}
-
-// rest returns how long it may take until all is at rest. Where all replicas have lost their
-// Leases, each extension is to be connected anew, which takes 10 to 20 ms of CPU with all who look
-// at it, and everything else that a sequence of faults leaves to do comes on top.
-func (v *viewed) rest() time.Duration {
-	return 2*patience + time.Duration(len(v.names))*30*time.Millisecond
+	}).WithTimeout(2 * patience).WithPolling(200 * time.Millisecond).Should(Succeed())
 }
 
 // serves returns the name of the replica that serves the view.
