@@ -39,12 +39,13 @@ type Options struct {
 	// When a change concerns that identity, by its name or one of its groups, the cache reviews access
 	// again. If the binding is a ClusterRoleBinding, the cache reviews all scopes, otherwise the
 	// scopes in the namespace of the binding. While such changes continue, the cache asks less and
-	// less often, up to every 30 s. A change that concerns other identities causes no review, once the
-	// cache knows its username and groups. WatchRBAC needs the permissions in
-	// config/rbac/rbac-events.yaml, in all namespaces. Without them the log reports it, and reviews
-	// come every AccessReviewInterval only. With them, the cache also reviews access every ten times
-	// AccessReviewInterval. These reviews find permissions that are not in RBAC objects, for example
-	// those that a webhook grants. [WhereverAllowed] needs WatchRBAC or RBACWatcher.
+	// less often, up to every 30 s, or every AccessReviewInterval if that is shorter. A change that
+	// concerns other identities causes no review, once the cache knows its username and groups.
+	// WatchRBAC needs the permissions in config/rbac/rbac-events.yaml, in all namespaces. Without them
+	// the log reports it, and reviews come every AccessReviewInterval only. With them, the cache also
+	// reviews access every ten times AccessReviewInterval. These reviews find permissions that are not
+	// in RBAC objects, for example those that a webhook grants. [WhereverAllowed] needs WatchRBAC or
+	// RBACWatcher.
 	WatchRBAC bool
 	// RBACWatcher, if not nil, makes the cache review access again when the watcher reports that
 	// permissions may have changed. Many caches can share one RBACWatcher. Their own identities

@@ -292,12 +292,12 @@ func (s *step) takeAccess() {
 	}
 }
 
-// pace brings due forward after an RBAC event, and returns when to ask once more.
+// pace brings due forward after an RBAC event, and returns when to ask once more. However many
+// events come, the review is no later than without them.
 func (s *step) pace(due *time.Time) (again time.Time) {
-	delay, more := s.pacer.next(&s.config.Timing, s.now, *due, s.jitter)
-	if sooner := s.now.Add(delay); sooner.Before(*due) {
-		*due = sooner
-	}
+	latest := earlier(*due, s.now.Add(s.shortInterval()))
+	delay, more := s.pacer.next(&s.config.Timing, s.now, latest, s.jitter)
+	*due = earlier(latest, s.now.Add(delay))
 	return s.now.Add(more)
 }
 

@@ -31,7 +31,8 @@ type Timing struct {
 	// informers receive the event. The reviews of many scopes are spread over EventSpread. A second
 	// review follows after ConfirmAfter, in case the first one was too early.
 	AfterEvent, EventSpread time.Duration
-	// FirstGap and MaxGap are the first and the longest interval of reviews while events continue.
+	// FirstGap and MaxGap are the first and the longest interval of reviews while events continue. No
+	// interval is longer than without events.
 	FirstGap, MaxGap time.Duration
 	// RarerWatched is how many times as long as Config.Interval the time between two reviews is while
 	// changes of RBAC are reported. These reviews find only changes that no RBAC object shows, such as
