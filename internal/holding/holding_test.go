@@ -376,6 +376,11 @@ type contested struct {
 func (*contested) Identity() string { return "all" }
 func (*contested) Describe() string { return "a lease" }
 
+func (c *contested) Create(_ context.Context, record resourcelock.LeaderElectionRecord) error {
+	c.written = append(c.written, record.LeaderTransitions)
+	return nil
+}
+
 func (c *contested) Update(_ context.Context, record resourcelock.LeaderElectionRecord) error {
 	if c.written = append(c.written, record.LeaderTransitions); len(c.written) == 1 {
 		return apierrors.NewConflict(coordinationv1.Resource("leases"), "a", nil)
@@ -387,16 +392,20 @@ func (*contested) Get(context.Context) (*resourcelock.LeaderElectionRecord, []by
 	return &resourcelock.LeaderElectionRecord{HolderIdentity: "all", LeaderTransitions: 5}, nil, nil
 }
 
-// The number of a term is not followed by a lower one when replicas hold a Lease together.
+// The number of a term is not followed by a lower one when replicas hold a Lease together, although
+// an elector does not learn that what it writes has a higher number.
 func TestTogetherKeepsNumbers(t *testing.T) {
 	g := NewWithT(t)
 	inner := &contested{}
 	lock := Together(inner, logr.Discard())
-	g.Expect(lock.Update(t.Context(), resourcelock.LeaderElectionRecord{
-		HolderIdentity:    "all",
-		LeaderTransitions: 2,
-	})).To(Succeed())
-	g.Expect(inner.written).To(Equal([]int{2, 5}))
+	record := resourcelock.LeaderElectionRecord{HolderIdentity: "all", LeaderTransitions: 2}
+	g.Expect(lock.Update(t.Context(), record)).To(Succeed())
+	g.Expect(lock.Update(t.Context(), record)).To(Succeed())
+	record.LeaderTransitions = 0
+	g.Expect(lock.Create(t.Context(), record)).To(Succeed()) // it was deleted
+	record.LeaderTransitions = 7
+	g.Expect(lock.Update(t.Context(), record)).To(Succeed())
+	g.Expect(inner.written).To(Equal([]int{2, 5, 5, 5, 7}))
 }
 
 // renewed is a lock whose Lease other replicas write each time before this one does, twice. Those

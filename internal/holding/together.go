@@ -23,6 +23,7 @@ type together struct {
 	resourcelock.Interface
 	logger logr.Logger
 	unread bool // Create has found a Lease that was not read since; a LeaderElector calls from one goroutine
+	number int  // the highest number of a term that was read or written
 }
 
 // errUnread makes a LeaderElector read the Lease.
@@ -35,14 +36,25 @@ const conflictTries = 10
 func (l *together) Get(ctx context.Context) (*resourcelock.LeaderElectionRecord, []byte, error) {
 	record, raw, err := l.Interface.Get(ctx)
 	l.unread = l.unread && err != nil
+	if err == nil {
+		l.number = max(l.number, record.LeaderTransitions)
+	}
 	return record, raw, l.report(err)
 }
 
 // Create implements resourcelock.Interface.
 func (l *together) Create(ctx context.Context, record resourcelock.LeaderElectionRecord) error {
-	err := l.Interface.Create(ctx, record)
+	err := l.Interface.Create(ctx, l.numbered(record))
 	l.unread = apierrors.IsAlreadyExists(err)
 	return l.report(err)
+}
+
+// numbered returns the record with a number that is not less than that of any term which was read
+// or written: the terms of others count.
+func (l *together) numbered(record resourcelock.LeaderElectionRecord) resourcelock.LeaderElectionRecord {
+	l.number = max(l.number, record.LeaderTransitions)
+	record.LeaderTransitions = l.number
+	return record
 }
 
 // Update implements resourcelock.Interface. A LeaderElector that holds a Lease by what it remembers
@@ -59,6 +71,7 @@ func (l *together) Update(ctx context.Context, record resourcelock.LeaderElectio
 		if now := metav1.Now(); record.RenewTime.Before(&now) { // an old record may be one that was seen before
 			record.RenewTime = now
 		}
+		record = l.numbered(record)
 		err := l.Interface.Update(ctx, record)
 		if !apierrors.IsConflict(err) || try == conflictTries {
 			return l.report(err)
@@ -74,7 +87,6 @@ func (l *together) Update(ctx context.Context, record resourcelock.LeaderElectio
 		if first == nil {
 			first = raw
 		}
-		record.LeaderTransitions = max(record.LeaderTransitions, held.LeaderTransitions) // the terms of others count
 	}
 }
 
