@@ -284,20 +284,28 @@ func (s *step) acceptAccess() {
 
 func (s *step) takeAccess() {
 	s.accessTaken, s.accessPending = true, false
-	s.settling = s.now.Add(s.config.Interval)
 	if s.phase == waiting {
-		s.again = s.pace(&s.waitUntil)
+		s.again = s.pace(&s.waitUntil, s.state == Forbidden)
 	} else {
-		s.life.again = s.pace(&s.life.check)
+		s.life.again = s.pace(&s.life.check, true)
 	}
 }
 
 // pace brings due forward after an RBAC event, and returns when to ask once more. However many
-// events come, the review is no later than without them.
-func (s *step) pace(due *time.Time) (again time.Time) {
-	latest := earlier(*due, s.now.Add(s.shortInterval()))
+// events come, a review comes within Config.Interval, and one more within Config.Interval of it.
+// What is no review has the backoff of something else.
+func (s *step) pace(due *time.Time, forReview bool) (again time.Time) {
+	latest := *due
+	if forReview {
+		latest = earlier(latest, s.now.Add(s.shortInterval()))
+	}
 	delay, more := s.pacer.next(&s.config.Timing, s.now, latest, s.jitter)
 	*due = earlier(latest, s.now.Add(delay))
+	first := max(due.Sub(s.now), 0)
+	if s.question.id != 0 { // it may have been asked before the event
+		first = s.config.Interval
+	}
+	s.settling = s.now.Add(first + s.config.Interval)
 	return s.now.Add(more)
 }
 

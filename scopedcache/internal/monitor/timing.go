@@ -28,11 +28,12 @@ type Timing struct {
 	// in between.
 	Confirmations int
 	// AfterEvent is the delay of a review after an RBAC event. In that time the API server's own
-	// informers receive the event. The reviews of many scopes are spread over EventSpread. A second
-	// review follows after ConfirmAfter, in case the first one was too early.
+	// informers receive the event. The reviews of many scopes are spread over EventSpread, or less
+	// if Config.Interval is shorter. A second review follows after ConfirmAfter, in case the first
+	// one was too early.
 	AfterEvent, EventSpread time.Duration
-	// FirstGap and MaxGap are the first and the longest interval of reviews while events continue. No
-	// interval is longer than without events.
+	// FirstGap and MaxGap are the first and the longest interval of reviews while events continue.
+	// None is longer than Config.Interval.
 	FirstGap, MaxGap time.Duration
 	// RarerWatched is how many times as long as Config.Interval the time between two reviews is while
 	// changes of RBAC are reported. These reviews find only changes that no RBAC object shows, such as
