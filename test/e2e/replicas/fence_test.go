@@ -75,10 +75,6 @@ func TestLeasePathIsCut(t *testing.T) {
 	}
 }
 
-// What keeps the cores busy has a lower priority than all but the leader that is starved: the other
-// replica and the API server get the CPU that they need.
-const busyNice, starvedNice = 10, 19
-
 // A leader that gets hardly any CPU sends nothing for its tenants after another one leads.
 func TestStarvedLeader(t *testing.T) {
 	g := NewWithT(t)
@@ -88,14 +84,14 @@ func TestStarvedLeader(t *testing.T) {
 	}
 	leads, waits := leader(t, start(0), start(1))
 	leads.writes(t, 50)
-	g.Expect(syscall.Setpriority(syscall.PRIO_PROCESS, leads.cmd.Process.Pid, starvedNice)).To(Succeed())
+	g.Expect(syscall.Setpriority(syscall.PRIO_PROCESS, leads.cmd.Process.Pid, 19)).To(Succeed())
 	threads, err := os.ReadDir(fmt.Sprintf("/proc/%d/task", leads.cmd.Process.Pid))
 	g.Expect(err).NotTo(HaveOccurred())
 	for _, thread := range threads { // the priority is a thread's
 		var id int
 		_, err := fmt.Sscan(thread.Name(), &id)
 		g.Expect(err).NotTo(HaveOccurred())
-		_ = syscall.Setpriority(syscall.PRIO_PROCESS, id, starvedNice) // the thread may have ended
+		_ = syscall.Setpriority(syscall.PRIO_PROCESS, id, 19) // the thread may have ended
 	}
 	program, err := os.Executable()
 	g.Expect(err).NotTo(HaveOccurred())
@@ -107,8 +103,10 @@ func TestStarvedLeader(t *testing.T) {
 		}
 	})
 	t.Cleanup(idle)
+	// What keeps the cores busy has a lower priority than all but the leader, so that the other
+	// replica and the API server get their share.
 	for range 32 {
-		cmd := exec.Command(program)
+		cmd := exec.Command("nice", "-n", "10", program)
 		cmd.Env = append(os.Environ(), busyVariable+"=1")
 		g.Expect(cmd.Start()).To(Succeed())
 		busy = append(busy, cmd)
